@@ -1,14 +1,11 @@
 """What `hr.Parquet(where=…)` reads of tables that are sorted by a column, of which it keeps some rows in a hundred.
 
-    pages       files with page indexes: of groups of rows the pages that may have some
-    groups      the same rows in files without: whole groups
-    pyarrow     pyarrow's own `filters=` over files with page indexes, which it leaves alone; it gives a table, and no
-                samples, so that its CPU seconds are of less
+    headrace    the groups of rows whose statistics admit some
+    pyarrow     pyarrow's own `filters=`; it gives a table, and no samples, so that its CPU seconds are of less
 
-"needed" is of the wanted columns' bytes the share of the rows that are kept: no reader gets below that
-share: the pages of the column that is asked decide which rows are read. Requests and bytes are counted by the server,
-and are the same in each run; CPU seconds are those of the process and all that it starts, for all rows, medians by
-turns.
+"needed" is of the wanted columns' bytes the share of the rows that are kept. Requests and bytes are counted by the
+server, and are the same in each run; CPU seconds are those of the process and all that it starts, for all rows, medians
+by turns.
 
 python benchmarks/parquet_where.py [--rounds 5] [--delay d20]
 """
@@ -27,13 +24,13 @@ import numpy as np
 from cpu import cpu_s
 from server import Server
 
-ROWS, GROUP = 400_000, 100_000
+ROWS, GROUP = 400_000, 10_000
 COLUMNS = ["text"]
-WAYS = ("pages", "groups", "pyarrow")
+WAYS = ("headrace", "pyarrow")
 
 
-def write(folder: Path) -> dict[str, int]:
-    """A file for each way; gives the bytes of the wanted columns in each."""
+def write(path: Path) -> int:
+    """Write the table; gives the bytes of the wanted columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -42,21 +39,14 @@ def write(folder: Path) -> dict[str, int]:
     text = pa.FixedSizeBinaryArray.from_buffers(pa.binary(200), ROWS, [None, pa.py_buffer(letters)])
     table = pa.table({"time": np.arange(ROWS), "text": text.cast(pa.binary()).cast(pa.string())})
     table = table.append_column("label", pa.array(rng.integers(0, 10, ROWS)))
-    nbytes = {}
-    for name in ("pages", "groups"):
-        path = folder / f"{name}.parquet"
-        pq.write_table(
-            table, path, row_group_size=GROUP, compression="zstd", use_dictionary=["label"],
-            write_page_index=name == "pages", data_page_size=16 * 1024, write_batch_size=256,
-        )  # fmt: skip
-        groups = pq.read_metadata(path)
-        nbytes[name] = sum(
-            groups.row_group(k).column(column).total_compressed_size
-            for k in range(groups.num_row_groups)
-            for column in range(groups.num_columns)
-            if groups.row_group(k).column(column).path_in_schema in COLUMNS
-        )
-    return nbytes
+    pq.write_table(table, path, row_group_size=GROUP, compression="zstd", use_dictionary=["label"])
+    groups = pq.read_metadata(path)
+    return sum(
+        groups.row_group(k).column(column).total_compressed_size
+        for k in range(groups.num_row_groups)
+        for column in range(groups.num_columns)
+        if groups.row_group(k).column(column).path_in_schema in COLUMNS
+    )
 
 
 def headrace(url: str, where: list[Any]) -> int:
@@ -94,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="where-") as place, Server(Path(place)) as server:
         folder = Path(place)
         folder.chmod(0o755)
-        nbytes = write(folder)
+        nbytes = write(folder / "0.parquet")
         for share in (0.001, 0.01, 0.1):
             count = int(ROWS * share)
             start = int(ROWS * 0.37)
@@ -102,13 +92,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             runs: dict[str, list[tuple[float, int, int]]] = {way: [] for way in WAYS}
             for _ in range(args.rounds):
                 for way in WAYS:
-                    file = "groups" if way == "groups" else "pages"
-                    url = f"{server.url}/{args.delay}/{file}.parquet"
+                    url = f"{server.url}/{args.delay}/0.parquet"
                     read = pyarrow if way == "pyarrow" else headrace
                     runs[way].append(measured(server, partial(read, url, where), count))
             for way, some in runs.items():
                 seconds, requests, read_bytes = map(median, zip(*some, strict=True))
-                needed = nbytes["groups" if way == "groups" else "pages"] * share
+                needed = nbytes * share
                 print(
                     f"{share:6.1%} {way:8} {seconds:8.3f} {requests:9.0f} {read_bytes / 1e6:8.2f} "
                     f"{read_bytes / needed:14.2f}",

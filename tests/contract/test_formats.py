@@ -172,7 +172,7 @@ class TestParquet(OurContract):
     form = "parquet"
 
     def write(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
-        return {"0.parquet": parquet.written(samples, parquet.SCHEMA, row_group_size=7, write_page_index=True)}
+        return {"0.parquet": parquet.written(samples, parquet.SCHEMA, row_group_size=7)}
 
 
 class TestArrow(TestParquet):

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builders.parquet import of_table, pages_table
-from builders.stored import ranges, rows
+from builders.stored import rows
 from unit.arrow_columns import ARRAYS, plain
 from unit.parquet_reads import blocks_of, indexed, put
 
@@ -210,7 +210,7 @@ def test_pyarrow_reads_only_fetched_bytes() -> None:
 @pytest.mark.process
 def test_long_file_that_does_not_begin_as_one_is_an_error_of_its_first_rows_without_a_request_more() -> None:
     table = pages_table(2000)
-    data = of_table(table, row_group_size=1000, write_page_index=True, data_page_size=4096)
+    data = of_table(table, row_group_size=1000)
     with FaultServer() as server:
         url, other = server.add("a.parquet", data), server.add("b.parquet", b"PAR?" + data[4:])
         assert [one["n"] for one in hr.stream(url)] == list(range(2000))
@@ -240,33 +240,6 @@ def test_counts_that_ask_for_memory_are_a_limit_error() -> None:
         damaged = with_footer(data, lambda footer, which=which: footer.replace(forty, many, which))
         with pytest.raises(FormatError, match=r"groups have 40|once opened, over the limit"):
             list(hr.stream(put(damaged)))
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("options", [{}, {"use_dictionary": False, "data_page_version": "2.0"}])
-def test_one_row_is_read_by_its_pages(options: dict[str, Any]) -> None:
-    table = pages_table(4000)
-    data = of_table(table, row_group_size=2500, write_page_index=True, data_page_size=4096, **options)
-    with FaultServer() as server:
-        stream, wanted = hr.stream(server.add("a.parquet", data)), table.to_pylist()
-        assert len(stream) == 4000
-        for row in (0, 1, 2499, 2500, 3999, 1234):
-            got = stream[row]
-            assert {name: plain(got[name]) for name in wanted[row]} == wanted[row]
-        server.log.clear()
-        assert stream[1300]["n"] == 1300
-        nbytes = sum(stop - start for start, stop in ranges(server))
-        assert nbytes < len(data) * (0.4 if options else 0.75), "but for the dictionary of a column it is some pages"
-
-
-def test_one_row_is_read_despite_a_damaged_page_index() -> None:
-    table = pages_table(1500).select(["text"])
-    data = bytearray(of_table(table, write_page_index=True, data_page_size=4096, use_dictionary=False))
-    chunk = pq.ParquetFile(pa.BufferReader(bytes(data))).metadata.row_group(0).column(0)
-    at = chunk.data_page_offset + chunk.total_compressed_size
-    footer = footer_of(data)
-    data[at:footer] = b"\xff" * (footer - at)
-    assert hr.stream(put(bytes(data)))[1400]["text"] == table["text"][1400].as_py()
 
 
 def test_damaged_schema_of_arrow_is_an_error() -> None:

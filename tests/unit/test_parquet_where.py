@@ -4,22 +4,106 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from builders.loops import given, rest_of, state_after
-from builders.parquet import of_table
+from builders.loops import flat, given, loaded, rest_of, state_after
+from builders.parquet import of_table, pages_table
 from builders.stored import ranges, rows
-from unit.arrow_columns import KINDS
+from hypothesis import settings
+from hypothesis import strategies as st
+from unit.arrow_columns import KINDS, plain
 from unit.parquet_reads import indexed, put, rows_of
 
 import headrace as hr
 from headrace.errors import FormatError, OptionError, StateMismatchError
 from headrace.formats.parquet.format import Parquet
 from headrace.testing import FaultServer
+
+ORDERED = ("=", "==", "!=", "<", "<=", ">", ">=")
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[pa.Table, list[str]]:
+    """A table with up to three columns of some kinds, and their names."""
+    count = draw(st.integers(0, 25))
+    names = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3, unique=True))
+    columns: dict[str, Any] = {}
+    for name in names:
+        kind, values = KINDS[name]
+        cuts = sorted(draw(st.lists(st.integers(0, count), max_size=6)))
+        some = [draw(st.sampled_from(values)) for _ in range(len(cuts) + 1)]
+        stretched = [value for value, a, b in zip(some, [0, *cuts], [*cuts, count], strict=True) for _ in range(b - a)]
+        columns[name] = pa.array(draw(st.permutations(stretched)) if draw(st.booleans()) else stretched, kind)
+    columns["row"] = pa.array(range(count), pa.int64())
+    return pa.table(columns), names
+
+
+@st.composite
+def predicates(draw: st.DrawFn, names: Sequence[str]) -> list[list[tuple[str, str, Any]]]:
+    def term() -> tuple[str, str, Any]:
+        name = draw(st.sampled_from([*names, "row"]))
+        values = [*range(120)] if name == "row" else [v for v in KINDS[name][1] if v is not None and v == v] or [3]
+        if draw(st.booleans()):
+            some = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3))
+            return name, draw(st.sampled_from(["in", "not in"])), some
+        return name, draw(st.sampled_from(("=", "!=") if name == "bool" else ORDERED)), draw(st.sampled_from(values))
+
+    return [[term() for _ in range(draw(st.integers(1, 3)))] for _ in range(draw(st.integers(1, 3)))]
+
+
+@settings(max_examples=150)
+@hypothesis.given(st.data())
+def test_rows_equal_those_filtered_by_pyarrow(data: st.DataObject) -> None:
+    table, names = data.draw(tables())
+    where: Any = data.draw(predicates(names))
+    where = where if data.draw(st.booleans()) else where[0]
+    body = of_table(
+        table,
+        row_group_size=data.draw(st.integers(1, 9)),
+        write_statistics=data.draw(st.sampled_from([True, True, ["row"], False])),
+    )
+    form = Parquet(columns=["row"], where=where)
+    found = indexed(form, body).rows
+    # of the table, not of the file: by statistics pyarrow excludes rows of NaN, and zeros of another sign
+    wanted = table.filter(pq.filters_to_expression(where))["row"].to_pylist()
+    assert [one["row"] for one in rows_of(form, body, found)] == wanted
+    assert {int(key) for key in found.keys} >= set(wanted), "keys are the numbers of rows in the file"
+
+
+FEW = pages_table(1500)
+WHERE = [[("n", ">=", 690), ("n", "<", 720)], [("n", "in", [1, 1201])]]
+LEFT = [1, *range(690, 720), 1201]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [None, "window", "global"])
+def test_filtered_rows_can_be_shuffled_divided_and_resumed(by: Any) -> None:
+    url = put(FEW, row_group_size=100)
+    data = hr.stream(url, format=hr.Parquet(where=WHERE))
+    data = data if by is None else data.shuffle(by, seed=1)
+    got, wanted = list(data), {row["n"]: row for row in FEW.take(LEFT).to_pylist()}
+    for one in got:
+        assert {name: plain(one[name]) for name in FEW.column_names} == wanted[one["n"]]
+        assert one["__key__"] == str(one["n"])
+    numbers = data.select("n").map(lambda sample: sample["n"])
+    options: Any = {"batch_size": 5, "collate_fn": list}
+    every = flat(loaded(numbers, **options))
+    assert sorted(every) == LEFT
+    assert by or every == LEFT, "they are in the order of the file"
+    state = state_after(hr.DataLoader(numbers, **options), 3)
+    assert every[:15] + flat(rest_of(hr.DataLoader(numbers, **options), state)) == every
+    shared = [
+        flat(loaded(numbers.epoch(samples=30), **options, ranks=hr.Ranks(rank=rank, world_size=2))) for rank in range(2)
+    ]
+    assert len(flat(shared)) == 30
+    assert set(flat(shared)) <= set(LEFT)
 
 
 @pytest.mark.parametrize(("name", "term", "wanted"), [
@@ -127,7 +211,7 @@ KEPT = [35, 36, 39, 40, 43, 44, 47, 48, 51]
 
 @pytest.mark.slow
 def test_stream_of_a_predicate_has_no_length_and_its_own_states() -> None:
-    urls = [put(TABLE, f"{k}.parquet", row_group_size=10, write_page_index=True) for k in range(2)]
+    urls = [put(TABLE, f"{k}.parquet", row_group_size=10) for k in range(2)]
     data = hr.stream(urls, format=hr.Parquet(columns=["text"], where=SOME))
     assert rows(data) == [{"text": f"text {k}"} for k in KEPT] * 2, "columns of the predicate are no fields"
     assert sorted(one["text"] for one in data.shuffle("global")) == sorted([f"text {k}" for k in KEPT] * 2)

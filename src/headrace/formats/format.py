@@ -172,19 +172,6 @@ class Format(Protocol):
         """
         return None
 
-    async def single(
-        self, reads: Reads, url: str, shard: ShardIndex, row: int, wanted: Sequence[frozenset[str]] | None
-    ) -> Rows | None:
-        """Return the table of one sample, if fewer bytes than its block suffice.
-
-        None: use the table of the index.
-
-        Args:
-            row: Number of the sample in the shard.
-            wanted: Sets of fields; at least one field of each set is needed. None: all fields.
-        """
-        return None
-
     def gives_tensors(self, entries: Sequence[ShardEntry]) -> bool:
         """True if samples of these shards hold torch tensors.
 

@@ -171,10 +171,6 @@ class IndexedShards(AsyncDataset):
         ordinal, row = self.index.locate(number)
         shard = await self.index.shard(reader, ordinal)
         rows, url = shard.rows, self.urls[ordinal]
-        single = await self.format.single(reader, url, shard, row, wanted)
-        if single is not None:
-            rows, row, wanted = single, 0, None
-            shard = replace(shard, rows=rows)
         key = rows.keys[row].decode("utf-8", "surrogateescape")
         block = row if rows.block is None else int(rows.block[row])
         part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))

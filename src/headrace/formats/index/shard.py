@@ -9,8 +9,8 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,7 +183,6 @@ class ShardIndex:
         frames: Frames of a compressed archive. One that must be read from its start is one frame.
         opened_bytes: Approximate bytes of all samples after decoding their blocks, if more than the bytes read.
         has_names: True if keys and fields are the names of members, as in the shard's headers.
-        kept: Additional data that the format caches with the index.
         columns: (name, kind) of each field, if all samples have the same. Shards of a data set must agree.
     """
 
@@ -195,7 +194,6 @@ class ShardIndex:
     opened_bytes: int = 0
     columns: tuple[tuple[str, str], ...] | None = None
     has_names: bool = False
-    kept: dict[int, Any] = field(default_factory=dict)
 
     def pack(self) -> bytes:
         """Pack the index: 5 to 10 bytes a member, half of them its checksum."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
@@ -149,9 +149,6 @@ _DEPTH_MOST = 64
 _TYPES = ("BOOLEAN", "INT32", "INT64", "INT96", "FLOAT", "DOUBLE", "BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _VALUE_BYTES = (1, 4, 8, 12, 4, 8, 4)
 
-Place = tuple[int, int]
-"""(offset in the file, number of bytes)."""
-
 
 class ColumnChunk(NamedTuple):
     """The values of one leaf in one row group.
@@ -161,9 +158,6 @@ class ColumnChunk(NamedTuple):
         values: Number of values, with missing ones.
         start, size: Location of the pages.
         unpacked: Decompressed bytes of the pages.
-        page_index: Location of the page index. The size is 0 if there is none.
-        bounds_index: Location of the bounds of pages. The size is 0 if there are none, or their order is unknown.
-        statistics: (minimum, maximum, number of missing values), each None if unknown.
     """
 
     codec: int
@@ -171,9 +165,14 @@ class ColumnChunk(NamedTuple):
     start: int
     size: int
     unpacked: int
-    page_index: Place
-    bounds_index: Place
-    statistics: tuple[Value | None, Value | None, int | None]
+
+
+class Statistics(NamedTuple):
+    """The bounds of the values of a leaf in one row group, and the number of missing ones. None: unknown."""
+
+    low: Value | None
+    high: Value | None
+    missing: Value | None
 
 
 class ParquetLeaf(NamedTuple):
@@ -203,23 +202,27 @@ class ParquetColumn(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A row group: the chunks of the leaves that are read, and a footer entry of these alone."""
+    """A row group: the leaves that are read, by position, and a footer entry of these alone."""
 
     rows: int
-    chunks: Mapping[int, ColumnChunk]
+    chunks: Sequence[ColumnChunk]
+    statistics: Sequence[Statistics]
     raw: bytes
 
 
-@packed_once(attrgetter("head", "tail", "features_json", "constants"))
+@packed_once(attrgetter("head", "tail", "columns", "features_json", "constants"))
 @dataclass(frozen=True, eq=False)
 class FileFacts:
     """Metadata shared by all row groups of a file: parts of a footer of the read columns.
 
-    `constants` are (name, value) of fields that are equal in all rows.
+    Attributes:
+        columns: (name, leaves) of the columns that are read.
+        constants: (name, value) of fields that are equal in all rows.
     """
 
     head: bytes
     tail: bytes
+    columns: tuple[tuple[str, tuple[ParquetLeaf, ...]], ...] = ()
     features_json: bytes = b""
     constants: tuple[tuple[str, object], ...] = ()
 
@@ -267,7 +270,7 @@ def read_footer(
         raise ValueError(f"it claims {parts.rows} rows, and its groups have {rows}")
     check_table(len(leaves), rows, end, limits)
     last = 0
-    for start, size in sorted((one.start, one.size) for group in groups for one in group.chunks.values() if one.size):
+    for start, size in sorted((one.start, one.size) for group in groups for one in group.chunks if one.size):
         if start < last:
             raise ValueError(f"two columns have the bytes at {start}")
         last = start + size
@@ -380,7 +383,13 @@ def _facts(
         pair = [(1, b"ARROW:schema"), (1, base64.b64encode(arrow.serialize().to_pybytes()))]
         tail = bytes([1 << 4 | LIST, 1 << 4 | STRUCT]) + b"".join(_binary(*one) for one in pair) + b"\0"
     tail += _binary(1 if tail else 2, opened.metadata.created_by.encode()) + b"\0"
-    return FileFacts(b"".join([head, *flat, bytes([1 << 4 | I64, 0])]), tail, said.get(b"huggingface", b""), constants)
+    return FileFacts(
+        b"".join([head, *flat, bytes([1 << 4 | I64, 0])]),
+        tail,
+        tuple((column.name, column.leaves) for column in columns),
+        said.get(b"huggingface", b""),
+        constants,
+    )
 
 
 def _binary(step: int, value: bytes) -> bytes:
@@ -454,12 +463,12 @@ def _group(
     if len(listed.chunks) != total:
         raise ValueError(f"{name} does not have the {total} columns of the schema")
     if not rows:
-        return Group(0, {}, b"")
-    chunks, opened, packed = dict[int, ColumnChunk](), 0, 0
+        return Group(0, (), (), b"")
+    chunks, statistics, opened, packed = list[ColumnChunk](), list[Statistics](), 0, 0
     for leaf in leaves:
         where = f"column {leaf.path!r:.200} of {name}"
         try:
-            chunk = _chunk(listed.chunks[leaf.number][0], leaf, end, is_ordered=leaf.number in ordered)
+            chunk, bounds = _chunk(listed.chunks[leaf.number][0], leaf, end)
         except ValueError as error:
             raise ValueError(f"{where} {error}") from None
         if leaf.is_flat and chunk.values != rows:
@@ -467,17 +476,22 @@ def _group(
         check_bytes(where, chunk.size, limits.member_bytes)
         opened += chunk.unpacked + chunk.values * leaf.value_bytes
         packed += chunk.size
-        chunks[leaf.number] = chunk
+        chunks.append(chunk)
+        if leaf.number not in ordered:  # older statistics follow another order
+            bounds = bounds._replace(low=None, high=None)
+        statistics.append(bounds)
     packed = max(packed, min(end, _count(listed.said, 6, "group has {} bytes")))
     most = limits.unpacked(packed)
     if opened > most:
         raise LimitError(f"{name}, of {packed} bytes, would take {opened} once opened, over the limit of {most}")
     head = bytes([1 << 4 | LIST, 15 << 4 | STRUCT, *_varint(len(leaves))])
     tail = bytes([1 << 4 | I64, 0, 1 << 4 | I64, *_varint(rows << 1), 0])
-    return Group(rows, chunks, b"".join([head, *(listed.chunks[leaf.number][1] for leaf in leaves), tail]))
+    return Group(
+        rows, tuple(chunks), statistics, b"".join([head, *(listed.chunks[leaf.number][1] for leaf in leaves), tail])
+    )
 
 
-def _chunk(one: Struct, leaf: ParquetLeaf, end: int, *, is_ordered: bool) -> ColumnChunk:
+def _chunk(one: Struct, leaf: ParquetLeaf, end: int) -> tuple[ColumnChunk, Statistics]:
     said = one.get(3)
     if 8 in one or 9 in one:
         raise ValueError("is encrypted, and headrace has no keys: decrypt it, or leave it out by columns=")
@@ -501,20 +515,9 @@ def _chunk(one: Struct, leaf: ParquetLeaf, end: int, *, is_ordered: bool) -> Col
         raise ValueError(f"is from byte {start} to {start + size}, and the columns from 4 to {end}")
     if values and not size:
         raise ValueError(f"has {values} values in no bytes")
-    index, bounds = (
-        (_count(one, field, "has its page index at {}"), _count(one, field + 1, "has a page index of {} bytes"))
-        for field in (4, 6)
-    )
-    for at, nbytes in (index, bounds):
-        if nbytes and at + nbytes > end:
-            raise ValueError(f"has its page index at {at}, and the footer begins at {end}")
-    unpacked, statistics = _count(said, 6, "unpacks to {} bytes"), said.get(12)
-    low, high, missing = (statistics.get(k) for k in (6, 5, 3)) if type(statistics) is dict else (None,) * 3
-    known = (low, high) if is_ordered else (None, None)  # older statistics follow another order
-    return ColumnChunk(
-        codec, values, start, size, unpacked, index, bounds if is_ordered else (0, 0),
-        (*known, missing if type(missing) is int else None),
-    )  # fmt: skip
+    statistics = said.get(12)
+    bounds = Statistics(*map(statistics.get, (6, 5, 3)) if type(statistics) is dict else (None, None, None))
+    return ColumnChunk(codec, values, start, size, _count(said, 6, "unpacks to {} bytes")), bounds
 
 
 def _count(one: Struct, field: int, text: str) -> int:
@@ -528,69 +531,29 @@ def _count(one: Struct, field: int, text: str) -> int:
 END_BYTES = 8  # the footer's length and the magic
 TAIL_BYTES = 64 * 1024
 _ENCRYPTED = b"PARE"
-_GAP_BYTES = 64 * 1024  # largest gap within one read
 
 
-class FileEnd:
-    """The last bytes of a file, and earlier parts once they were read."""
-
-    def __init__(self, shard: PinnedObject, tail: bytes) -> None:
-        self.shard = shard
-        self._parts = [(shard.size - len(tail), tail)]
-
-    @staticmethod
-    async def of(reads: Reads, entry: ShardEntry) -> FileEnd:
-        """Read the last bytes of a file, with all of its footer or a part."""
-        shard = PinnedObject(reads, entry.url)
-        listed = None if entry.version is None else entry.version.size
-        start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
-        tail = await shard.read(start, TAIL_BYTES if listed is None else max(1, listed - start))
-        if listed not in (None, shard.size):  # a later check raises the error
-            tail = await shard.read(-TAIL_BYTES, TAIL_BYTES)
-        return FileEnd(shard, bytes(tail))
-
-    async def footer(self, limits: Limits) -> bytes:
-        """Return the footer. Read its missing part."""
-        ((start, tail),) = self._parts
-        size = self.shard.size
-        is_short = size < len(MAGIC) + END_BYTES
-        if is_short or (not start and tail[: len(MAGIC)] not in (MAGIC, _ENCRYPTED)):
-            raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
-        length = int.from_bytes(tail[-END_BYTES:-4], "little")
-        if tail[-4:] == _ENCRYPTED:
-            raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
-        if tail[-4:] != MAGIC:
-            raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
-        if length + END_BYTES + len(MAGIC) > size:
-            raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
-        check_bytes("its footer", length, limits.unpacked_free_bytes)
-        missing = length + END_BYTES - len(tail)
-        if missing > 0:
-            self._parts = [(start - missing, bytes(await self.shard.read(start - missing, missing)) + tail)]
-        return self.at(size - END_BYTES - length, length)
-
-    async def read(self, places: Iterable[Place]) -> None:
-        """Read the bytes at some places. Adjacent places are read together.
-
-        Raises:
-            ValueError, StorageError: The file is shorter than before, or could not be read.
-        """
-        missing: list[Place] = []
-        for start, nbytes in sorted(place for place in places if self._part_of(*place) is None):
-            if missing and start - sum(missing[-1]) <= _GAP_BYTES:
-                first, count = missing.pop()
-                missing.append((first, max(start + nbytes, first + count) - first))
-            else:
-                missing.append((start, nbytes))
-        bodies = await self.shard.read_each([(start, start + nbytes) for start, nbytes in missing])
-        self._parts += [(start, bytes(body)) for (start, _), body in zip(missing, bodies, strict=True)]
-
-    def at(self, start: int, nbytes: int) -> bytes:
-        part = self._part_of(start, nbytes)
-        assert part is not None, "it was read"
-        first, data = part
-        return data[start - first : start - first + nbytes]
-
-    def _part_of(self, start: int, nbytes: int) -> tuple[int, bytes] | None:
-        stop = start + nbytes
-        return next(((at, data) for at, data in self._parts if at <= start and stop <= at + len(data)), None)
+async def read_end(reads: Reads, entry: ShardEntry, limits: Limits) -> tuple[PinnedObject, bytes]:
+    """Read the footer of a file. One read suffices if its length is listed and the footer is short."""
+    shard = PinnedObject(reads, entry.url)
+    listed = None if entry.version is None else entry.version.size
+    start = -TAIL_BYTES if listed is None else max(0, listed - TAIL_BYTES)
+    tail = await shard.read(start, TAIL_BYTES if listed is None else max(1, listed - start))
+    size = shard.size
+    if listed not in (None, size):  # a later check raises the error
+        tail = await shard.read(-TAIL_BYTES, TAIL_BYTES)
+    is_short = size < len(MAGIC) + END_BYTES
+    if is_short or (len(tail) == size and tail[: len(MAGIC)] not in (MAGIC, _ENCRYPTED)):
+        raise ValueError(f"it has {size} bytes, which do not begin as Parquet does")
+    length = int.from_bytes(tail[-END_BYTES:-4], "little")
+    if tail[-4:] == _ENCRYPTED:
+        raise ValueError("its footer is encrypted, and headrace has no keys: decrypt it first")
+    if tail[-4:] != MAGIC:
+        raise ValueError("it does not end as Parquet does: it is cut off, or was not written to its end")
+    if length + END_BYTES + len(MAGIC) > size:
+        raise ValueError(f"its footer would have {length} bytes, and all of it has {size}")
+    check_bytes("its footer", length, limits.unpacked_free_bytes)
+    missing = length + END_BYTES - len(tail)
+    if missing > 0:
+        tail = memoryview(bytes(await shard.read(size - len(tail) - missing, missing)) + tail)
+    return shard, bytes(tail[-length - END_BYTES : -END_BYTES])
