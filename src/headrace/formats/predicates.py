@@ -89,20 +89,6 @@ def known(where: Where, constants: Mapping[str, object]) -> Where:
     return ALL if () in left else left
 
 
-def microseconds_of(time: dt.datetime) -> int:
-    """Return microseconds since 1970, in UTC for times with a zone."""
-    epoch = dt.datetime(1970, 1, 1, tzinfo=None if time.tzinfo is None else dt.UTC)
-    return (time - epoch) // dt.timedelta(microseconds=1)
-
-
-def as_float(value: float | Decimal | Fraction) -> float:
-    """Return the nearest float, which is infinite beyond the largest."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
 def _term(one: object) -> Term:
     if not isinstance(one, tuple) or len(one) != 3 or type(one[0]) is not str:
         raise check.invalid("where", one, f"(column, operator, value) in {_FORM}")
@@ -198,7 +184,8 @@ def _as_kind(text: str, term: Term) -> Any:
 Mask = NDArray[np.bool_]
 
 _TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-
+_EPOCH = dt.date(1970, 1, 1).toordinal()
+_BEYOND = 2**65  # larger than any number of a column
 _NAMES = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
 
 
@@ -231,12 +218,17 @@ def check_kinds(where: Where, types: Mapping[str, Arrow]) -> None:
             )
 
 
+def stored_type(kind: Arrow) -> Arrow:
+    """Return the type of the values of extension types and dictionaries."""
+    while library().types.is_dictionary(kind) or hasattr(kind, "storage_type"):
+        kind = kind.value_type if library().types.is_dictionary(kind) else kind.storage_type
+    return kind
+
+
 def _kind_of_column(kind: Arrow) -> str | None:
     """Return the kind of values that a type is compared with, as `Term.kind`. None: none."""
     types = library().types
-    kind = kind.storage_type if hasattr(kind, "storage_type") else kind
-    if types.is_dictionary(kind):
-        return _kind_of_column(kind.value_type)
+    kind = stored_type(kind)
     if types.is_timestamp(kind):
         return "time" if kind.tz is None else "time with a zone"
     is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_decimal(kind)
@@ -269,9 +261,9 @@ def _is_in(array: Arrow, values: Sequence[Plain]) -> Mask:
     pa, types = library(), library().types
     kind = array.type
     if types.is_integer(kind):
-        low, high = _bounds(kind)
-        numbers = [int(value) for value in cast("Sequence[float]", values) if _is_whole(value)]
-        values = [value for value in numbers if low <= value <= high]
+        limits = np.iinfo(kind.to_pandas_dtype())
+        inside = [value for value in cast("Sequence[float]", values) if limits.min <= value <= limits.max]
+        values = [int(value) for value in inside if value == int(value)]
     elif not (types.is_string(kind) or types.is_large_string(kind) or types.is_date32(kind)):
         return functools.reduce(np.logical_or, [_compared(array, "==", value) for value in values])
     return _mask(_compute().is_in(array, value_set=pa.array(values, kind)))
@@ -280,54 +272,46 @@ def _is_in(array: Arrow, values: Sequence[Plain]) -> Mask:
 def _compared(array: Arrow, op: str, value: Plain) -> Mask:
     """Compare each element with `value`. False for missing elements."""
     pa, types, kind = library(), library().types, array.type
-    if types.is_integer(kind) and not isinstance(value, str | bytes):
-        return _ints_compared(array, op, value)  # type: ignore[arg-type]
-    other: object = value
+    if isinstance(value, str | bytes):
+        array = array.cast(pa.binary()) if types.is_fixed_size_binary(kind) else array
+        return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(value, array.type)]))
+    if types.is_decimal(kind):
+        is_exact = not isinstance(value, float) or (abs(value) < 2.0**63 and value.is_integer())
+        other = pa.scalar(Decimal(value) if is_exact else value)  # type: ignore[arg-type]
+        return _mask(_compute().call_function(_NAMES[op], [array if is_exact else array.cast(pa.float64()), other]))
+    number = number_of(value, kind)
     if types.is_floating(kind):
-        array, other = array.cast(pa.float64()), pa.scalar(as_float(value), pa.float64())  # type: ignore[arg-type]
-    elif types.is_decimal(kind) and isinstance(value, float) and not (abs(value) < 2.0**63 and value.is_integer()):
-        array, other = array.cast(pa.float64()), pa.scalar(value, pa.float64())
-    elif types.is_fixed_size_binary(kind):
-        array, other = array.cast(pa.binary()), pa.scalar(value, pa.binary())
-    elif types.is_timestamp(kind):
-        ticks = Fraction(microseconds_of(value) * _TICKS_PER_S[kind.unit], 10**6)  # type: ignore[arg-type]
-        return _ints_compared(array.cast(pa.int64()), op, ticks)  # Arrow refuses times beyond int64 nanoseconds
+        found = _COMPARES[op](numbers_of(array).astype(np.float64), number)
+    elif types.is_boolean(kind):
+        found = _COMPARES[op](numbers_of(array), number)
     else:
-        other = pa.scalar(Decimal(value)) if types.is_decimal(kind) else pa.scalar(value, kind)  # type: ignore[arg-type]
-    found = _compute().call_function(_NAMES[op], [array, other])
-    return _mask(found)
+        whole = pa.int32() if types.is_date32(kind) else pa.int64() if types.is_timestamp(kind) else kind
+        found = _COMPARES[op](numbers_of(array.cast(whole)), _whole_bound(op, number))
+    return np.asarray(found & _mask(array.is_valid()) if array.null_count else found)
 
 
-def _ints_compared(array: Arrow, op: str, value: float | Fraction) -> Mask:
-    """Compare integers exactly, by the integers next to `value`."""
-    pa, (low, high) = library(), _bounds(array.type)
-    if op in ("==", "!="):
-        if not (_is_whole(value) and low <= value <= high):
-            return _mask(array.is_valid()) & (op == "!=")
-        return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(int(value), array.type)]))
-    if not math.isfinite(as_float(value)):
-        return _mask(array.is_valid()) & ((value > 0) == (op in ("<", "<=")))
-    match op:  # as an inclusive bound
-        case "<":
-            op, bound = "<=", math.ceil(value) - 1
-        case "<=":
-            bound = math.floor(value)
-        case ">":
-            op, bound = ">=", math.floor(value) + 1
-        case _:
-            bound = math.ceil(value)
-    if not low <= bound <= high:
-        return _mask(array.is_valid()) & ((bound > high) == (op == "<="))
-    return _mask(_compute().call_function(_NAMES[op], [array, pa.scalar(bound, array.type)]))
+def number_of(value: Plain, kind: Arrow) -> Any:
+    """Return the number that a value is in a column of a type: days, or ticks of a timestamp."""
+    types = library().types
+    if types.is_timestamp(kind):
+        assert isinstance(value, dt.datetime)
+        epoch = dt.datetime(1970, 1, 1, tzinfo=None if value.tzinfo is None else dt.UTC)
+        return Fraction((value - epoch) // dt.timedelta(microseconds=1) * _TICKS_PER_S[kind.unit], 10**6)
+    if isinstance(value, dt.date):
+        return value.toordinal() - _EPOCH
+    if not types.is_floating(kind):
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
 
 
-def _is_whole(value: float | Fraction) -> bool:
-    return math.isfinite(as_float(value)) and value == int(value)
-
-
-def _bounds(kind: Arrow) -> tuple[int, int]:
-    limits = np.iinfo(kind.to_pandas_dtype())
-    return int(limits.min), int(limits.max)
+def _whole_bound(op: str, value: float | Decimal | Fraction) -> int:
+    """Return the integer that integers are compared with in place of `value`."""
+    value = max(-_BEYOND, min(value, _BEYOND))
+    bound = math.ceil(value) if op in ("<", ">=") else math.floor(value)
+    return bound if op in _ORDER or bound == value else _BEYOND
 
 
 def _mask(found: Arrow) -> Mask:
