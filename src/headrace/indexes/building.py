@@ -7,7 +7,6 @@ import io
 import os
 import threading
 import zlib
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, suppress
@@ -44,7 +43,7 @@ from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.formats.tar.scanner import TAR, TarScanner
 from headrace.indexes.cache_path import beside, cache_path
-from headrace.types import Buffer, Ints
+from headrace.types import Buffer
 
 
 @dataclass(slots=True)
@@ -512,34 +511,31 @@ async def _frames(shard: PinnedObject, kind: str, unpacked: int, limits: Limits)
 REQUEST_BYTES = 32 * 1024
 """Cost of a request in bytes. Archives with shorter members are read completely."""
 
-_FIRST_WINDOW = 4096
+_WINDOW_BYTES = 3 * TAR_BLOCK  # a header, a short member, and the next header
+_WINDOW_MOST = 64 * 1024
 _LONGEST = 256 * 1024  # of a read that continues the last one
-_WINDOWS = [512 * n for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64, 96, 128)]
-_LEARN_FROM, _LEARN_FROM_MOST = 8, 256  # members
+_LEARN_FROM = 8  # members
 
 
 async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
     """Find all samples by reading headers; None if reading the whole archive costs less.
 
-    The read size is learned from the members so far, so that the next long body is skipped.
+    A read that does not reach the next long body makes later reads longer by a block.
     """
     tables: list[Rows] = []
-    at, window, length, learn_at, members = 0, _FIRST_WINDOW, _FIRST_WINDOW, _LEARN_FROM, 0
+    at, window, length, cost, members = 0, _WINDOW_BYTES, _WINDOW_BYTES, 0, 0
     while not scanner.done:
         data = await archive.read(at, length)
         end = at + len(data)
+        cost += REQUEST_BYTES + len(data)
         rows = scanner.feed(data, at, end == archive.size)
         if scanner.error is not None:
             raise scanner.error
         if len(rows):
             tables.append(rows)
             members += len(rows.offset)
-        if members >= learn_at:
-            learn_at = min(2 * members, members + _LEARN_FROM_MOST)
-            recent = _latest(tables)
-            window, rate = best_window(recent.offset, recent.size)
-            if rate * (archive.size - end) > archive.size:
-                return None
+        if members >= _LEARN_FROM and cost * (archive.size - end) > archive.size * end:
+            return None
         at, length = end, window
         target = min(scanner.next_header, archive.size)
         if target > end:
@@ -547,36 +543,6 @@ async def hop(archive: PinnedObject, scanner: TarScanner) -> Rows | None:
                 scanner.skip(target)
                 at = target
         else:
-            length = min(max(2 * len(data), window), _LONGEST)  # the end's padding, or a long row of small members
+            window = min(window + TAR_BLOCK, _WINDOW_MOST)
+            length = min(2 * len(data), _LONGEST)  # the end's padding, or a long row of small members
     return Rows.concat(tables) if tables else Rows.empty()
-
-
-def best_window(offset: Ints, size: Ints) -> tuple[int, float]:
-    """Return the bytes to read after each skip, and the cost per byte, for consecutive members."""
-    stops = offset + size + 511 & -512
-    heads: list[int] = stops[:-1].tolist()
-    bodies: list[int] = offset[1:].tolist()
-    costs = [_cost(heads, bodies, window) for window in _WINDOWS]
-    best = int(np.argmin(costs))
-    return _WINDOWS[best], costs[best] / int(stops[-1] - stops[0])
-
-
-def _cost(heads: list[int], bodies: list[int], window: int) -> int:
-    """Cost of seeing all headers by reads of `window` bytes. A header ends at its body."""
-    seen, at, cost = 0, heads[0], 0
-    while seen < len(heads):
-        at += window
-        cost += REQUEST_BYTES + window
-        seen = bisect_right(bodies, at, lo=seen)
-        if seen < len(heads):
-            at = max(at, heads[seen])
-    return cost
-
-
-def _latest(tables: list[Rows]) -> Rows:
-    count = 0
-    for k in range(len(tables) - 1, -1, -1):
-        count += len(tables[k].offset)
-        if count >= _LEARN_FROM_MOST:
-            break
-    return Rows.concat(tables[k:])
