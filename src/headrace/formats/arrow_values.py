@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.formats.folders import as_list, as_number, as_object, as_text
 from headrace.formats.format import RowsOfBlock, dicts_of
+from headrace.formats.json_values import as_list, as_number, as_object, as_text
 from headrace.formats.optional import needed
 
 Arrow = Any

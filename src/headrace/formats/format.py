@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, overload, runtime_checkable
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows, Scanner
-from headrace.errors import OptionError
+from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import kind_of, path_of
 from headrace.formats.index.file import Entry
 from headrace.formats.index.shard import ShardIndex
@@ -204,6 +205,19 @@ class Format(Protocol):
 def packing_of(form: Format, url: str) -> str | None:
     """Return the compression of a whole shard. None: none, or handled by the format."""
     return None if type(form).scanner is Format.scanner else kind_of(url)
+
+
+@contextmanager
+def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
+    """Name the shard at `url` in errors. A ValueError becomes a FormatError."""
+    try:
+        yield
+    except LimitError as error:
+        raise LimitError.at(url, f": {error.args[0]}") from None
+    except FormatError as error:
+        raise FormatError.at(url, f"{what}: {error.args[0]}") from None
+    except ValueError as error:
+        raise FormatError.at(url, f"{what}: {error}") from None
 
 
 MemberRange = tuple[int, int, str]

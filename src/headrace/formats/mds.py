@@ -22,23 +22,21 @@ import numpy as np
 
 from headrace._util.reads import Reads
 from headrace.errors import LimitError, reason_of
+from headrace.formats.catalogues import beside, catalogue_damage, catalogue_entry, catalogue_object, file_name
 from headrace.formats.compression import Decompressor, unpacked
 from headrace.formats.decoders import decode_json, decode_text
-from headrace.formats.folders import (
-    as_count,
-    as_list,
-    as_object,
-    as_text,
-    as_texts,
-    beside,
-    catalogue_damage,
-    catalogue_entry,
-    catalogue_object,
+from headrace.formats.format import (
+    Block,
+    CutRows,
+    Format,
+    ShardEntry,
     errors_named,
-    file_name,
+    keys_of,
+    rows_of_members,
+    rows_of_one_block,
 )
-from headrace.formats.format import Block, CutRows, Format, ShardEntry, keys_of, rows_of_members, rows_of_one_block
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.optional import if_installed
 from headrace.formats.pinned_object import PinnedObject

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace._util.reads import Reads
 from headrace.errors import LimitError
-from headrace.formats.folders import as_count, as_list, as_object, as_text, errors_named
-from headrace.formats.format import Block, Format, RowsOfBlock, ShardEntry, index_of_file, rows_of_one_block
+from headrace.formats.format import (
+    Block,
+    Format,
+    RowsOfBlock,
+    ShardEntry,
+    errors_named,
+    index_of_file,
+    rows_of_one_block,
+)
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Buffer

@@ -10,8 +10,7 @@ from urllib.parse import unquote
 from headrace._util import check
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import path_of
-from headrace.formats.folders import errors_named
-from headrace.formats.format import Format, RowFilter
+from headrace.formats.format import Format, RowFilter, errors_named
 from headrace.formats.limits import Limits
 from headrace.formats.predicates import ALL, NONE, columns_of, known, parsed, text_of
 

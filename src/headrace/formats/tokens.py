@@ -15,9 +15,10 @@ from numpy.typing import DTypeLike, NDArray
 from headrace._util import check
 from headrace._util.sample_ranges import Rows, texts_of
 from headrace.errors import FormatError
+from headrace.formats.catalogues import beside, catalogue_entry, check_each_once, file_name
 from headrace.formats.decoders import Column, ColumnBodies, Columns, npy_header
-from headrace.formats.folders import as_count, as_object, as_texts, beside, catalogue_entry, check_each_once, file_name
 from headrace.formats.format import Format, keys_of, rows_of_members
+from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.litdata.format import said_by
 from headrace.formats.litdata.trees import vector_dtype
 from headrace.types import Buffer, Ints

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import OptionError, masked, printable
 from headrace.fetch.stores.addresses import WEB_SCHEMES, split
-from headrace.formats.folders import split_path
+from headrace.formats.catalogues import split_path
 
 if TYPE_CHECKING:
     from headrace.formats.format import Format

@@ -164,8 +164,8 @@ def energon(
         FormatError: `.nv-meta` is damaged. Raised later for an index that does not match its shard.
         StorageError: There is no such folder.
     """
+    from headrace.formats.catalogues import split_path
     from headrace.formats.energon import NAME, Energon
-    from headrace.formats.folders import split_path
     from headrace.sources.shards import opening, shards_at
 
     place = os.fspath(url)

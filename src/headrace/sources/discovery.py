@@ -311,7 +311,7 @@ def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
 
 def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Limits) -> Place | None:
     """Read the catalogues at or inside `urls`, of any format if `form` is None; None if missing."""
-    from headrace.formats.folders import check_each_once
+    from headrace.formats.catalogues import check_each_once
 
     named: defaultdict[str, list[KnownFormat]] = defaultdict(list)
     for one in [KnownFormat.of(form)] if form is not None else known_formats().values():
@@ -346,14 +346,14 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
 
 
 def _beside(asks: Asks, place: str, name: str) -> bytes | None:
-    from headrace.formats.folders import beside
+    from headrace.formats.catalogues import beside
 
     return asks(beside(place, name), None)
 
 
 def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return (address, name) of each catalogue that an address may mean: itself, or inside it."""
-    from headrace.formats.folders import split_path
+    from headrace.formats.catalogues import split_path
 
     path, rest = split_path(url)
     itself = [name for name in names if f"/{path}".endswith(f"/{name}")]

@@ -271,7 +271,7 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
     folder = as_listed(folder)
     if path is not None and path.exists():
-        from headrace.formats.folders import as_number, as_object
+        from headrace.formats.json_values import as_number, as_object
 
         urls, about = load_entries(path)
         nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))

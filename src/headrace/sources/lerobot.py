@@ -17,7 +17,7 @@ from headrace.dataset.source import blocking
 from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.arrow_values import library
-from headrace.formats.folders import as_number, as_object, as_text
+from headrace.formats.json_values import as_number, as_object, as_text
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.frames import Piece, check_decoder, decode_errors, decoded
 from headrace.formats.parquet.format import Parquet

@@ -24,7 +24,7 @@ from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of, without_compression
 from headrace.formats.decoders import IMAGE_EXTENSIONS
-from headrace.formats.folders import as_text
+from headrace.formats.json_values import as_text
 from headrace.formats.limits import Limits
 from headrace.formats.registry import format_named
 from headrace.sources.discovery import Pattern

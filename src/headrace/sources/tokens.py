@@ -19,8 +19,8 @@ from headrace.dataset.source import SampleSource, Wanted, blocking, fingerprint_
 from headrace.dataset.stream import Stream
 from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMissingError, OptionError, masked
 from headrace.formats import tokens as layouts
+from headrace.formats.catalogues import split_path
 from headrace.formats.compression import kind_of
-from headrace.formats.folders import split_path
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject, for_each

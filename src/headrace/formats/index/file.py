@@ -16,8 +16,8 @@ import numpy as np
 
 from headrace._util.reads import lasting
 from headrace.errors import FormatError, LimitError
-from headrace.formats.folders import as_number, as_text
 from headrace.formats.index.shard import Arrays, ShardIndex, damage, pack_arrays
+from headrace.formats.json_values import as_number, as_text
 from headrace.types import Buffer, Ints
 
 MAGIC = b"HRINDEX\n"

@@ -19,7 +19,7 @@ from headrace._util.reads import lasting
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
-from headrace.formats.folders import as_list, as_number, as_text, as_texts
+from headrace.formats.json_values import as_list, as_number, as_text, as_texts
 from headrace.types import Buffer, Ints
 
 T = TypeVar("T")

@@ -16,31 +16,21 @@ from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.arrow_values import arrow_errors, library
+from headrace.formats.catalogues import beside, catalogue_damage, catalogue_entry, catalogue_object, file_name
 from headrace.formats.compression import Decompressor, unpacked
-from headrace.formats.folders import (
-    as_count,
-    as_list,
-    as_object,
-    as_text,
-    as_texts,
-    beside,
-    catalogue_damage,
-    catalogue_entry,
-    catalogue_object,
-    errors_named,
-    file_name,
-)
 from headrace.formats.format import (
     Block,
     Catalogue,
     CutRows,
     Format,
     ShardEntry,
+    errors_named,
     keys_of,
     rows_of_members,
     rows_of_one_block,
 )
 from headrace.formats.index.shard import ShardIndex
+from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.litdata.trees import Tree, tree_of
 from headrace.formats.mds import offsets_of, table_bytes

@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.errors import reason_of
 from headrace.formats.decoders import decode_json, decode_text
-from headrace.formats.folders import as_list, as_object, as_text, as_texts
+from headrace.formats.json_values import as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mds import image_array, raw_image
 from headrace.types import Buffer

@@ -1,4 +1,4 @@
-"""Folders with a catalogue of their shards: untrusted JSON, and names and URLs of shards."""
+"""Catalogues of folders: untrusted JSON, and the names and URLs of shards."""
 
 from __future__ import annotations
 
@@ -9,36 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from headrace.errors import FormatError, LimitError, masked
-
-
-def as_object(value: object) -> dict[str, object] | None:
-    return value if isinstance(value, dict) else None
-
-
-def as_list(value: object) -> list[object] | None:
-    return value if isinstance(value, list) else None
-
-
-def as_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def as_texts(value: object) -> list[str] | None:
-    found = as_list(value)
-    texts = [text for text in map(as_text, found or ()) if text is not None]
-    return texts if found is not None and len(texts) == len(found) else None
-
-
-def as_number(value: object) -> int | None:
-    """Return an int, or None, also for booleans."""
-    return value if type(value) is int else None
-
-
-def as_count(value: object, most: int) -> int | None:
-    """Return an int from 0 to `most`, or None."""
-    number = as_number(value)
-    return number if number is not None and 0 <= number <= most else None
-
+from headrace.formats.json_values import as_object, as_text
 
 _ODD = re.compile(r"[\x00-\x1f\\?#]|://")
 
@@ -98,16 +69,3 @@ def beside(url: str, name: str) -> str:
     """Return the URL of an object next to that at `url`, with the same query."""
     path, rest = split_path(url)
     return posixpath.dirname(path) + "/" * ("/" in path) + name + rest
-
-
-@contextmanager
-def errors_named(url: str, what: str = "is damaged") -> Iterator[None]:
-    """Name the shard at `url` in errors. A ValueError becomes a FormatError."""
-    try:
-        yield
-    except LimitError as error:
-        raise LimitError.at(url, f": {error.args[0]}") from None
-    except FormatError as error:
-        raise FormatError.at(url, f"{what}: {error.args[0]}") from None
-    except ValueError as error:
-        raise FormatError.at(url, f"{what}: {error}") from None
