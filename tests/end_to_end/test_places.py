@@ -24,7 +24,6 @@ from PIL import Image
 
 import headrace as hr
 from headrace.errors import FormatError, ObjectChangedError, ObjectMissingError, OptionError
-from headrace.formats.registry import sniffed
 from headrace.sources.entries import Entries, EntriesBuilder
 from headrace.testing import FaultServer
 from headrace.types import Listed
@@ -369,20 +368,6 @@ def test_all_constructors_take_patterns_and_folders(tmp_path: Path) -> None:
     for data, name in ((ids, "1.bin"), (rows, "0.npy")):
         with pytest.raises(ObjectChangedError, match=f"than was listed.*{name}"):
             list(data)
-
-
-def test_last_bytes_give_the_format_where_the_first_do_not(put: Any) -> None:
-    archive = zipped({"a.txt": b"in it"}, before=b"#!/bin/sh a program that unpacks the rest of this file\n")
-    for name in ("unzip-me", "parts/0", "parts/1"):
-        put(name, archive)
-    for place, first in (("unzip-me", "unzip-me"), ("parts/", "parts/0")):
-        data = hr.stream(f"memory://place/{place}")
-        assert {sample["txt"] for sample in data} == {b"in it"}
-        assert f"format: zip, by the last bytes of memory://place/{first}" in data.describe()
-    ends = {b"PAR1": "parquet", b"ARROW1": "arrow", archive[-60:] + b"x": None, b"PK\5\6" + bytes(18): "zip"}
-    for tail, name in ends.items():
-        form = sniffed("x", b"first" + tail, is_end=True)
-        assert (form and form.name) == name
 
 
 FOLDERS: dict[str, tuple[dict[str, bytes], str, Callable[[str], object]]] = {

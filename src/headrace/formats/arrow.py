@@ -493,9 +493,6 @@ class Arrow(TableFormat):
             return 1.0
         return 0.9 if head.startswith(CONTINUATION) and head[8:12] == b"\x10\0\0\0" else 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:
-        return 1.0 if tail.endswith(MAGIC[:6]) else 0.0
-
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         url = shard.url
         with self.errors_named(url):

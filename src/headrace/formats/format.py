@@ -119,13 +119,6 @@ class Format(Protocol):
         """Return a confidence from 0 to 1 for this format, by an object's name and first bytes."""
         return 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:
-        """Return a confidence from 0 to 1 by the name and the last bytes of an object.
-
-        Called if no format recognizes the first bytes. `tail` is the whole object if the object is short.
-        """
-        return 0.0
-
     def scanner(self, url: str, limits: Limits) -> Scanner | None:
         """Return a scanner that finds the samples of a shard while it is read. None: use `index`."""
         return None

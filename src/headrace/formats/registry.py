@@ -151,11 +151,11 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
     return says
 
 
-def sniffed(url: str, data: bytes, *, is_end: bool = False) -> Format | None:
-    """Return the format that the first bytes of an object show, or the last ones."""
+def sniffed(url: str, head: bytes) -> Format | None:
+    """Return the format that the first bytes of an object show."""
     name = path_of(url).rpartition("/")[2]
     forms = [known.load() for known in known_formats().values()]
-    sure = [form.sniff_end(name, data) if is_end else form.sniff(name, data) for form in forms]
+    sure = [form.sniff(name, head) for form in forms]
     return forms[sure.index(max(sure))] if max(sure) > 0 else None
 
 

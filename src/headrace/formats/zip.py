@@ -238,10 +238,6 @@ class Zip(Format):
     def sniff(self, name: str, head: bytes) -> float:
         return 0.7 if head.startswith((b"PK\3\4", b"PK\5\6")) else 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:
-        at = tail.rfind(b"PK\5\6")  # the end record, and a comment of the length that it states
-        return 0.7 if at >= 0 and len(tail) - at - 22 == int.from_bytes(tail[at + 20 : at + 22], "little") else 0.0
-
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         whole = PinnedObject(reads, shard.url)
         members, place = await directory_of(whole, limits)

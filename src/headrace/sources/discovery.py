@@ -124,7 +124,7 @@ def place_of(
     """Determine what the addresses contain. `kept`: use listings cached on this machine."""
 
     def asks(url: str, count: int | None) -> bytes | None:
-        """Read `count` first bytes, all (None), or the last ones (negative). None if not readable."""
+        """Read `count` first bytes, or all (None). None if not readable."""
         return blocking(partial(found, url, count, storage_options))
 
     urls = names.urls
@@ -181,7 +181,7 @@ def _of_lerobot(folder: Listing) -> OptionError:
 
 
 def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, str]:
-    """Return the format by an object's first or last bytes, and which of them identified it.
+    """Return the format by an object's first bytes, and which of them identified it.
 
     Of an object that is compressed by its name, the decompressed bytes are used.
     """
@@ -199,8 +199,7 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
             f"is {by_bytes} data, by its first bytes, and its name does not end so: give it a name such "
             f"as '{name}.jsonl{ending}', or '{name}{ending}' and format='jsonl'",
         )
-    tail = asks(url, -SNIFFED_BYTES)
-    return None if tail is None else sniffed(url, tail, is_end=True), "last"
+    return None, ""
 
 
 def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:

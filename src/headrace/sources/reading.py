@@ -63,13 +63,10 @@ async def found(url: str, count: int | None, storage_options: Options) -> bytes 
     """Read the start of an object, or all of it. None if it cannot be read. Needs no loader.
 
     Args:
-        count: Number of bytes. Negative: that many last bytes. None: all.
+        count: Number of bytes. None: all.
     """
     async with _reader(storage_options, _QUICK) as reader:
         try:
-            if count is not None and count < 0:
-                span = await reader.read_into(url, 0, memoryview(bytearray(1)))
-                return await reader.read(url, max(0, span.size + count), span.size)
             return await reader.read(url, *(() if count is None else (0, count)))
         except (StorageError, OSError):
             return None

@@ -26,6 +26,7 @@ LEVELS = 1
 HEAD = struct.Struct("<8sIIQ")
 _DIRECTORY_MOST = 2**32
 _CODEC = "utf-8", "surrogateescape"
+_SEVERAL = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,6 @@ class Directory:
         self._etags = Texts("", etags, etag_ends)
         self._blocks = end + np.concatenate([[0], np.cumsum(arrays.ints("block_length", count))])
         self._checks = arrays.ints("block_check", count, most=2**32 - 1)
-        self._tails: dict[int, tuple[Ints, Ints]] = {}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -152,24 +152,19 @@ class Directory:
         for count in itertools.count():  # 0: the whole address; else the number of path segments
             asked = [(at, tail) for at in open_urls if (tail := _tail(urls[at], count)) is not None]
             if not asked:
-                return found
-            hashes, order = self._hashes(count)
-            wanted = np.fromiter((hash(tail) for _, tail in asked), np.int64, len(asked))
-            first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
+                break
+            numbers: dict[str | None, int] = {}
+            for number, name in enumerate(self.names):
+                tail = _tail(name, count)
+                numbers[tail] = _SEVERAL if tail in numbers else number
             open_urls = []
-            for (at, tail), low, high in zip(asked, first.tolist(), last.tolist(), strict=True):
-                if high - low == 1 and _tail(self.names[order[low]], count) == tail:
-                    found[at] = order[low]
-                elif high - low > 1 or not count:
+            for at, tail in asked:
+                number = numbers.get(tail, -1 if count else _SEVERAL)
+                if number == _SEVERAL:
                     open_urls.append(at)
-        raise AssertionError("unreachable")
-
-    def _hashes(self, count: int) -> tuple[Ints, Ints]:
-        if count not in self._tails:
-            hashes = np.fromiter((hash(_tail(name, count)) for name in self.names), np.int64, len(self))
-            order = np.argsort(hashes)
-            self._tails[count] = hashes[order], order
-        return self._tails[count]
+                else:
+                    found[at] = number
+        return found
 
 
 def _tail(url: str, count: int) -> str | None:

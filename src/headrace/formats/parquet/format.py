@@ -62,9 +62,6 @@ class Parquet(TableFormat):
     def sniff(self, name: str, head: bytes) -> float:
         return 1.0 if head.startswith(MAGIC) else 0.0
 
-    def sniff_end(self, name: str, tail: bytes) -> float:
-        return 1.0 if tail.endswith(MAGIC) else 0.0
-
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         with self.errors_named(shard.url):
             if self.is_left_out(shard.url):
