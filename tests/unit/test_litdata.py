@@ -38,7 +38,7 @@ def indexed(data: bytes, entry: ShardEntry, limits: Limits = DEFAULTS) -> ShardI
 
 
 def entry_of(files: dict[str, bytes], limits: Limits = DEFAULTS) -> ShardEntry:
-    return LITDATA.listed(URL, files["index.json"], limits)[0]
+    return LITDATA.catalogued(URL, files["index.json"], limits, dict[str, bytes]().get).entries[0]
 
 
 def read(files: dict[str, bytes], form: LitData = LITDATA) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ class Trap:
 def test_pickle_is_refused_unless_its_field_is_named_or_it_is_none() -> None:
     none, text, trap = pickle.dumps(None), pickle.dumps("text"), pickle.dumps(Trap())
     files = litdata.folder([[{"a": none, "b": text}]], names=["pickle", "pickle"])
-    with pytest.raises(DecodeError, match=r"leaf 'b' does not decode: it is pickled.*unpickle=\('b',\)"):
+    with pytest.raises(DecodeError, match=r"leaf 'b' does not decode as pickle: it is pickled.*unpickle=\('b',\)"):
         read(files)
     assert read(files, LitData(unpickle=("b",))) == [{"a": None, "b": "text"}]
     files = litdata.folder([[{"a": trap, "b": text}]], names=["pickle", "pickle"])
@@ -165,7 +165,7 @@ def test_damaged_leaf_is_named_and_sizes_are_checked(name: str, data: bytes) -> 
     with pytest.raises(ValueError, match="leaf 'value' does not decode"):
         tree.sample(struct.pack("<I", len(data)) + data)
     for sizes in (b"", b"\1\0\0", struct.pack("<I", 9) + b"x", struct.pack("<I", 0) + b"x"):
-        with pytest.raises(ValueError, match=r"leaf|leaves"):
+        with pytest.raises(ValueError, match="sizes"):
             tree.sample(sizes)
 
 
@@ -203,13 +203,13 @@ BARE = {"type": None, "context": None, "children_spec": []}
 ])  # fmt: skip
 def test_damaged_catalogue_is_an_error_with_the_reason(index: bytes, why: str) -> None:
     with pytest.raises(FormatError, match=rf"{URL} is damaged: .*{why}"):
-        LITDATA.listed(URL, index, DEFAULTS)
+        LITDATA.catalogued(URL, index, DEFAULTS, dict[str, bytes]().get)
 
 
 @pytest.mark.parametrize("loader", ["TokensLoader", "TemporalArrayLoader"])
 def test_catalogue_of_another_loader_is_refused(loader: str) -> None:
     with pytest.raises(OptionError, match=loader):
-        LITDATA.listed(URL, with_index(item_loader=loader), DEFAULTS)
+        LITDATA.catalogued(URL, with_index(item_loader=loader), DEFAULTS, dict[str, bytes]().get)
 
 
 @pytest.mark.parametrize("level", [None, "batch", "sample"])

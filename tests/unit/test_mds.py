@@ -105,7 +105,7 @@ def test_value_that_is_damaged_names_its_column(encoding: str, data: bytes) -> N
 
 @pytest.mark.parametrize("data", [b"", b"\1\0\0", struct.pack("<I", 9) + b"x", struct.pack("<I", 0) + b"x"])
 def test_sample_whose_sizes_do_not_fit_is_an_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="columns"):
+    with pytest.raises(ValueError, match="sizes"):
         sample_of(columns_of(described(["x"], ["str"], [None])), data)
 
 
@@ -154,7 +154,9 @@ def compressed(compression: str, columns: Mapping[str, str], **hashes: str) -> t
     text = json.loads(files["index.json"])
     for which in ("raw_data", "zip_data") if hashes else ():
         text["shards"][0][which]["hashes"] = hashes
-    (entry,) = MDS.listed("memory://d/index.json", json.dumps(text).encode(), Limits())
+    (entry,) = MDS.catalogued(
+        "memory://d/index.json", json.dumps(text).encode(), Limits(), dict[str, bytes]().get
+    ).entries
     return files[entry.url.rpartition("/")[2]], entry
 
 
@@ -196,7 +198,8 @@ def test_compressed_shard_of_another_size_or_over_the_limit_is_refused_before_it
     ("https://h/d/index.json?sig=1", "https://h/d/", "?sig=1"),
 ])  # fmt: skip
 def test_addresses_of_shards_keep_the_query_of_the_catalogue(url: str, first: str, rest: str) -> None:
-    entries = MDS.listed(url, mds.folder({"x": "int"}, [[{"x": 1}]] * 2)["index.json"], LOW)
+    data = mds.folder({"x": "int"}, [[{"x": 1}]] * 2)["index.json"]
+    entries = MDS.catalogued(url, data, LOW, dict[str, bytes]().get).entries
     assert [entry.url for entry in entries] == [f"{first}shard.0000{k}.mds{rest}" for k in range(2)]
 
 
@@ -228,6 +231,6 @@ def changed(**changes: Any) -> bytes:
 ])  # fmt: skip
 def test_damaged_catalogue_is_an_error_that_names_it(data: bytes, why: str) -> None:
     with pytest.raises(hr.errors.FormatError, match=why) as caught:
-        MDS.listed("memory://d/index.json", data, LOW)
+        MDS.catalogued("memory://d/index.json", data, LOW, dict[str, bytes]().get)
     assert "memory://d/index.json" in str(caught.value)
     assert isinstance(caught.value, hr.errors.LimitError) == (why == "would unpack to")

@@ -30,7 +30,7 @@ class ShardEntry:
 
     Attributes:
         samples: Number of samples. None: not listed.
-        about: Data from `Format.listed` that `Format.index` needs. It must be picklable.
+        about: Data from `Format.catalogued` that `Format.index` needs. It must be picklable.
         shares_blocks: True if many samples share one block. They are read together if possible.
         version: Listed version of the object. None: the object was not listed.
     """
@@ -123,21 +123,17 @@ class Format(Protocol):
         """Return a scanner that finds the samples of a shard while it is read. None: use `index`."""
         return None
 
-    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
-        """Return the shards that the catalogue at `url` lists. `data` is the catalogue.
-
-        Raises:
-            FormatError, LimitError: The catalogue is damaged.
-        """
-        return ()
-
     def catalogued(self, url: str, data: bytes, limits: Limits, others: Callable[[str], bytes | None]) -> Catalogue:
         """Return the content of a catalogue, which may refer to other files.
 
         Args:
+            data: The catalogue, which is at `url`.
             others: Returns the bytes of a file next to the catalogue, by its name. None: there is no such file.
+
+        Raises:
+            FormatError, LimitError: The catalogue is damaged.
         """
-        return Catalogue(self.listed(url, data, limits))
+        return Catalogue(())
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         """Return the table of the samples of a shard. Called if there is no scanner.

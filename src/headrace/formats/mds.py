@@ -27,6 +27,7 @@ from headrace.formats.compression import Decompressor, unpacked
 from headrace.formats.decoders import decode_json, decode_text
 from headrace.formats.format import (
     Block,
+    Catalogue,
     CutRows,
     Format,
     ShardEntry,
@@ -67,7 +68,7 @@ _COLUMNS_MOST = 1000
 
 
 class MdsColumn(NamedTuple):
-    """A column of a sample. `size` is in bytes. None: variable."""
+    """A column of a sample, or a leaf of LitData's items. `size` is in bytes. None: variable."""
 
     name: str
     encoding: str
@@ -109,30 +110,28 @@ def _column(name: str, encoding: object, size: object, limits: Limits) -> MdsCol
     return MdsColumn(name, kind, nbytes or None, decode)  # a size of 0 means variable
 
 
-def sizes_of(columns: tuple[MdsColumn, ...], data: bytes) -> list[int]:
-    """Return the bytes of each column of a sample, and last those of the sizes before them."""
-    head = 4 * sum(column.size is None for column in columns)
-    if len(data) < head:
-        raise ValueError(f"it has {len(data)} bytes, and the sizes of its columns take {head}")
-    said = iter(struct.unpack_from(f"<{head // 4}I", data))
+def values_of(columns: tuple[MdsColumn, ...], data: bytes, unit: str = "column") -> list[object]:
+    """Decode a sample: the sizes of columns without a fixed one, and the columns. A ValueError names a damaged one."""
+    at = 4 * sum(column.size is None for column in columns)
+    if len(data) < at:
+        raise ValueError(f"it has {len(data)} bytes, and the sizes in it take {at}")
+    said = iter(struct.unpack_from(f"<{at // 4}I", data))
     sizes = [next(said) if column.size is None else column.size for column in columns]
-    if head + sum(sizes) != len(data):
-        raise ValueError(f"its columns have {sum(sizes)} bytes, and {len(data) - head} follow their sizes")
-    return [*sizes, head]
+    if at + sum(sizes) != len(data):
+        raise ValueError(f"its values have {sum(sizes)} bytes, and {len(data) - at} follow their sizes")
+    values = []
+    for column, size in zip(columns, sizes, strict=True):
+        try:
+            values.append(column.decode(data[at : at + size]))
+        except Exception as error:
+            what = f"{unit} {column.name!r} does not decode as {column.encoding[:80]}"
+            raise ValueError(f"{what}: {reason_of(error)}") from error
+        at += size
+    return values
 
 
 def sample_of(columns: tuple[MdsColumn, ...], data: bytes) -> dict[str, object]:
-    """Decode the sample `data`. A ValueError names the damaged column."""
-    *sizes, at = sizes_of(columns, data)
-    sample = {}
-    for column, size in zip(columns, sizes, strict=True):
-        try:
-            sample[column.name] = column.decode(data[at : at + size])
-        except Exception as error:
-            what = f"column {column.name!r} does not decode as {column.encoding}"
-            raise ValueError(f"{what}: {reason_of(error)}") from error
-        at += size
-    return sample
+    return dict(zip([column.name for column in columns], values_of(columns, data), strict=True))
 
 
 def _decoder(encoding: str, limits: Limits) -> Callable[[bytes], object] | None:
@@ -301,7 +300,7 @@ class Mds(Format):
         begins_so = name == _CATALOGUE and head.lstrip()[:1] == b"{" and b'"shards"' in head
         return 0.9 if begins_so and b'"mds"' in head else 0.0
 
-    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
+    def catalogued(self, url: str, data: bytes, limits: Limits, others: Callable[[str], bytes | None]) -> Catalogue:
         said = catalogue_object(url, data)
         shards = as_list(said.get("shards"))
         if said.get("version") != _VERSION or shards is None:
@@ -314,7 +313,7 @@ class Mds(Format):
             entries.append(ShardEntry(beside(url, name), shard.samples, shard, shard.packed is not None))
         for kind in {entry.about.kind for entry in entries} - {""}:
             Decompressor(kind, url, limits)  # raises early if the library is not installed
-        return entries
+        return Catalogue(entries)
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         said: Shard | None = shard.about

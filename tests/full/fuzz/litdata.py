@@ -54,7 +54,7 @@ def check(data: bytes) -> None:
         return
     shard, catalogue = changed_folder(FOLDERS[chosen], dice, dice.number(255) % 3, 30)
     try:
-        entries = LITDATA.listed(URL, catalogue, LIMITS)
+        entries = LITDATA.catalogued(URL, catalogue, LIMITS, dict[str, bytes]().get).entries
     except (FormatError, OptionError) as error:
         assert_named(error, URL)
         return

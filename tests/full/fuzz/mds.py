@@ -54,7 +54,7 @@ def check(data: bytes) -> None:
     shard, catalogue = changed_folder(files, dice, which, 11)
     entries = [ShardEntry(URL)] if which == 2 and not next(iter(files)).endswith(("zstd", "gz", "bz2")) else []
     try:
-        entries = entries or list(MDS.listed(URL, catalogue, LIMITS))
+        entries = entries or list(MDS.catalogued(URL, catalogue, LIMITS, dict[str, bytes]().get).entries)
     except FormatError as error:
         assert_named(error, URL)
         return

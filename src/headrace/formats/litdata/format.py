@@ -94,8 +94,8 @@ def tables_listed(url: str, said: Said) -> Sequence[ShardEntry]:
     return entries
 
 
-def items_listed(url: str, data: bytes, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
-    loader, config, chunks = said_by(url, data)
+def items_listed(url: str, said: Said, unpickle: tuple[str, ...], limits: Limits) -> Sequence[ShardEntry]:
+    loader, config, chunks = said
     if loader != "PyTreeLoader":
         why = "it holds tokens, which hr.tokens reads" if loader == "TokensLoader" else "that is not read"
         raise OptionError.at(url, f"is made for LitData's {loader[:80]}: {why}")
@@ -187,14 +187,11 @@ class LitData(Format):
         begins_so = name == NAME and head.lstrip()[:1] == b"{"
         return 0.8 if begins_so and b'"chunk_bytes"' in head and b'"shards"' not in head else 0.0
 
-    def listed(self, url: str, data: bytes, limits: Limits) -> Sequence[ShardEntry]:
-        return items_listed(url, data, self.unpickle, limits)
-
     def catalogued(self, url: str, data: bytes, limits: Limits, others: Callable[[str], bytes | None]) -> Catalogue:
         said = said_by(url, data)
         if said.loader == PARQUET_LOADER:
             return Catalogue(tables_listed(url, said), form=self.parquet)
-        return super().catalogued(url, data, limits, others)
+        return Catalogue(items_listed(url, said, self.unpickle, limits))
 
     async def index(self, reads: Reads, shard: ShardEntry, limits: Limits) -> ShardIndex:
         said: ItemChunk | None = shard.about

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.errors import reason_of
 from headrace.formats.decoders import decode_json, decode_text
 from headrace.formats.json_values import as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.mds import image_array, raw_image
+from headrace.formats.mds import MdsColumn, image_array, raw_image, values_of
 from headrace.types import Buffer
 
 Decode = Callable[[bytes], object]
@@ -227,28 +226,14 @@ ALONE = "value"
 
 
 class Tree(NamedTuple):
-    """The leaves of items, (name, decoder) each, and a builder of samples from their values."""
+    """The leaves of items, and a builder of samples from their values."""
 
-    leaves: tuple[tuple[str, Decode], ...]
+    leaves: tuple[MdsColumn, ...]
     build: Build
 
     def sample(self, data: bytes) -> dict[str, object]:
         """Decode an item to a sample. A ValueError names the damaged leaf."""
-        end = 4 * len(self.leaves)
-        if end > len(data):
-            raise ValueError(f"it has {len(data)} bytes, and the sizes of its leaves take {end}")
-        values = []
-        for (name, decode), size in zip(self.leaves, struct.unpack_from(f"<{end // 4}I", data), strict=True):
-            if end + size > len(data):
-                raise ValueError(f"leaf {name!r} has {size} bytes, and {len(data) - end} are left")
-            try:
-                values.append(decode(data[end : end + size]))
-            except Exception as error:
-                raise ValueError(f"leaf {name!r} does not decode: {reason_of(error)}") from error
-            end += size
-        if end != len(data):
-            raise ValueError(f"its leaves end at byte {end} of {len(data)}")
-        sample = self.build(iter(values))
+        sample = self.build(iter(values_of(self.leaves, data, "leaf")))
         assert isinstance(sample, dict)
         return sample
 
@@ -276,7 +261,7 @@ def tree_of(formats: str, spec: str, unpickle: tuple[str, ...] = (), limits: Lim
     if len(paths) != len(names):
         raise ValueError(f"its data_spec has {len(paths)} leaves, and its data_format {len(names)}")
     leaves = [
-        (path, leaf_decoder(name, path, limits, is_unpickled=path.partition("/")[0] in unpickle))
+        MdsColumn(path, name, None, leaf_decoder(name, path, limits, is_unpickled=path.partition("/")[0] in unpickle))
         for path, name in zip(paths, names, strict=True)
     ]
     return Tree(tuple(leaves), build)
