@@ -290,21 +290,20 @@ def _compared(array: Arrow, op: str, value: Plain) -> Mask:
     return np.asarray(found & _mask(array.is_valid()) if array.null_count else found)
 
 
-def number_of(value: Plain, kind: Arrow) -> Any:
+def number_of(value: Any, kind: Arrow) -> Any:
     """Return the number that a value is in a column of a type: days, or ticks of a timestamp."""
     types = library().types
     if types.is_timestamp(kind):
-        assert isinstance(value, dt.datetime)
         epoch = dt.datetime(1970, 1, 1, tzinfo=None if value.tzinfo is None else dt.UTC)
         return Fraction((value - epoch) // dt.timedelta(microseconds=1) * _TICKS_PER_S[kind.unit], 10**6)
-    if isinstance(value, dt.date):
+    if types.is_date32(kind):
         return value.toordinal() - _EPOCH
     if not types.is_floating(kind):
         return value
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+        return math.inf if value > 0 else -math.inf
 
 
 def _whole_bound(op: str, value: float | Decimal | Fraction) -> int:

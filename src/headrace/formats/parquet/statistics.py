@@ -39,10 +39,10 @@ def remaining(where: Where, footer: Footer) -> list[Where]:
     def question(term: Term) -> Question:
         column = by_name[term.column]
         kind = stored_type(column.type)
-        values = [
-            value.encode("utf-8", "surrogatepass") if isinstance(value, str) else number_of(value, kind)
-            for value in term.values
-        ]
+        if term.kind == "text":
+            values = [str(value).encode("utf-8", "surrogatepass") for value in term.values]
+        else:
+            values = [number_of(value, kind) for value in term.values]
         return Question(term.op, column.leaves[0].position, _bounds(column, kind), sorted(values))
 
     asked = [list(map(question, some)) for some in where]
