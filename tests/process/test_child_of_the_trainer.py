@@ -205,7 +205,7 @@ def test_worker_sees_that_its_parent_has_ended_and_ends_with_the_status_of_its_f
                 parent = multiprocessing.parent_process()
                 parent.join()
                 raise SystemExit(40 + parent.is_alive())
-            os._exit(child.live(child.described(), child.next_number(), run, read))
+            os._exit(child.live(child.capture(), child.next_number(), run, read))
         os.close(write)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """)

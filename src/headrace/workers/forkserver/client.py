@@ -28,7 +28,6 @@ from headrace._util.shared_memory import Segment
 from headrace._util.wakeup import is_readable
 from headrace.errors import OptionError
 from headrace.workers.forkserver.fd_socket import JSON, PATIENCE, LoopWire, PolledWire, Watch, is_stopped
-from headrace.workers.forkserver.inheritance import capture, described, next_number
 
 GRACE_S = 5.0  # time for dismissed workers to end their current tasks
 _SEED = "PYTHONHASHSEED"
@@ -333,6 +332,8 @@ class Spawner(Generic[W]):
 
     def _order(self, token: int, number: int, worker: socket.socket, start: int | None = None) -> None:
         """Order a worker with one end of a socket pair. The answer has the token."""
+        from headrace.workers.forkserver.inheritance import next_number  # the fork server imports it without threads
+
         self._tell_place()
         self._watch = Watch()
         descriptors = [worker.fileno(), *_tracker()]
@@ -341,7 +342,9 @@ class Spawner(Generic[W]):
 
     def _tell_place(self) -> None:
         """Send this process's surroundings if changed, in shared memory, as they may be large."""
-        surroundings = json.dumps({**_place(), "child": described(), "inherited": capture()}).encode()
+        from headrace.workers.forkserver.inheritance import capture
+
+        surroundings = json.dumps({**_place(), "inherited": capture()}).encode()
         if surroundings != self._announced:
             segment = Segment.create(len(surroundings))
             segment.view[:] = surroundings

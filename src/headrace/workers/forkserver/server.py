@@ -200,7 +200,7 @@ class _ForkServer:
                 _take_place(message)
                 run = partial(_work, message, worker_fd)
                 live = importlib.import_module("headrace.workers.forkserver.inheritance").live
-                status = live(message["child"], message["process"], run, self.trainer_fd, *tracker_fd)
+                status = live(message["inherited"], message["process"], run, self.trainer_fd, *tracker_fd)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -277,7 +277,6 @@ def _take_place(message: dict[str, Any]) -> None:
 
 
 def _work(message: dict[str, object], worker_fd: int) -> None:
-    importlib.import_module("headrace.workers.forkserver.inheritance").apply(message["inherited"])
     with socket.socket(fileno=worker_fd) as sock:  # otherwise users would see a ResourceWarning
         if message["start"] is None:
             importlib.import_module("headrace.workers.worker_main").main(sock, message["number"])
