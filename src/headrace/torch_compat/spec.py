@@ -231,102 +231,70 @@ _COPY_BYTES = 4096  # leaves up to this size are copied: keeping the labels must
 _ALIGNMENT = 64
 
 
-class _Template(abc.ABC):
-    """Containers of a sample. Leaves are numbered from the left."""
-
-    @abc.abstractmethod
-    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
-        """Append the values of many samples to `out`, leaf by leaf, or raise Mismatch."""
-
-    @abc.abstractmethod
-    def sample(self, values: Sequence[object]) -> object: ...
-
-    @abc.abstractmethod
-    def batch(self, values: Sequence[object]) -> object:
-        """Return a batch as torch collates it, made of the batch's value of each leaf."""
-
-    def batch_in_sequence(self, values: Sequence[object]) -> object:
-        """Same as `batch`, inside a sequence."""
-        return self.batch(values)
-
-
 @dataclass(frozen=True)
-class _Place(_Template):
-    number: int
+class _Container:
+    """A container of a sample. Its parts are containers, or numbers of leaves from the left."""
 
-    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
-        leaves[self.number].check(samples)
-        out.append(samples)
-
-    def sample(self, values: Sequence[object]) -> object:
-        return values[self.number]
-
-    def batch(self, values: Sequence[object]) -> object:
-        return values[self.number]
-
-    def batch_in_sequence(self, values: Sequence[object]) -> object:
-        """Return texts as a tuple: torch transposes sequences, which makes tuples of them."""
-        value = values[self.number]
-        return tuple(value) if type(value) is list else value
-
-
-@dataclass(frozen=True)
-class _Dict(_Template):
+    cls: type[Any]
     keys: tuple[object, ...]
-    children: tuple[_Template, ...]
+    parts: tuple[_Template, ...]
 
-    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
-        if set(map(type, samples)) - {dict} or set(map(tuple, samples)) - {self.keys}:
-            raise Mismatch
-        for key, child in zip(self.keys, self.children, strict=True):
-            child.divide(list(map(operator.itemgetter(key), samples)), leaves, out)
-
-    def sample(self, values: Sequence[object]) -> object:
-        return dict(zip(self.keys, [child.sample(values) for child in self.children], strict=True))
-
-    def batch(self, values: Sequence[object]) -> object:
-        return dict(zip(self.keys, [child.batch(values) for child in self.children], strict=True))
+    def of(self, parts: list[object]) -> object:
+        if self.cls is dict:
+            return dict(zip(self.keys, parts, strict=True))
+        return self.cls(parts) if self.cls in (list, tuple) else self.cls(*parts)
 
 
-@dataclass(frozen=True)
-class _Sequence(_Template):
-    cls: type[list[object] | tuple[object, ...]]
-    children: tuple[_Template, ...]
-
-    def divide(self, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
-        if set(map(type, samples)) - {self.cls} or set(map(len, samples)) - {len(self.children)}:
-            raise Mismatch
-        for k, child in enumerate(self.children):
-            child.divide(list(map(operator.itemgetter(k), samples)), leaves, out)
-
-    def sample(self, values: Sequence[object]) -> object:
-        return self.cls(child.sample(values) for child in self.children)
-
-    def batch(self, values: Sequence[object]) -> object:
-        return [child.batch_in_sequence(values) for child in self.children]  # torch makes a list, also of a tuple
-
-
-class _NamedTuple(_Sequence):
-    @property
-    def _make(self) -> Callable[..., object]:
-        return self.cls
-
-    def sample(self, values: Sequence[object]) -> object:
-        return self._make(*[child.sample(values) for child in self.children])
-
-    def batch(self, values: Sequence[object]) -> object:
-        return self._make(*[child.batch_in_sequence(values) for child in self.children])
+_Template = _Container | int
 
 
 def _template(value: object, leaves: list[Leaf]) -> _Template:
+    parts: Iterable[object]
     if type(value) is dict:
-        return _Dict(tuple(value), tuple(_template(part, leaves) for part in value.values()))
-    if type(value) is list or type(value) is tuple:
-        return _Sequence(type(value), tuple(_template(part, leaves) for part in value))
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _NamedTuple(type(value), tuple(_template(part, leaves) for part in value))
-    leaves.append(leaf_of(value))
-    return _Place(len(leaves) - 1)
+        keys, parts = tuple(value), value.values()
+    elif type(value) is list or type(value) is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        keys, parts = tuple(range(len(value))), value
+    else:
+        leaves.append(leaf_of(value))
+        return len(leaves) - 1
+    return _Container(type(value), keys, tuple([_template(part, leaves) for part in parts]))
+
+
+def _divide(template: _Template, samples: Sequence[Any], leaves: Sequence[Leaf], out: list[Sequence[object]]) -> None:
+    """Append the values of many samples to `out`, leaf by leaf, or raise Mismatch."""
+    if type(template) is int:
+        leaves[template].check(samples)
+        out.append(samples)
+        return
+    assert type(template) is _Container
+    if set(map(type, samples)) - {template.cls}:
+        raise Mismatch
+    if template.cls is dict and set(map(tuple, samples)) - {template.keys}:
+        raise Mismatch
+    if set(map(len, samples)) - {len(template.parts)}:
+        raise Mismatch
+    for key, part in zip(template.keys, template.parts, strict=True):
+        _divide(part, list(map(operator.itemgetter(key), samples)), leaves, out)
+
+
+def _sample(template: _Template, values: Sequence[object]) -> object:
+    if type(template) is int:
+        return values[template]
+    assert type(template) is _Container
+    return template.of([_sample(part, values) for part in template.parts])
+
+
+def _batch(template: _Template, values: Sequence[object], *, in_sequence: bool = False) -> object:
+    """Return a batch as torch collates it, made of the batch's value of each leaf.
+
+    torch transposes sequences, which makes tuples of their texts, and lists of tuples.
+    """
+    if type(template) is int:
+        value = values[template]
+        return tuple(value) if in_sequence and type(value) is list else value
+    assert type(template) is _Container
+    parts = [_batch(part, values, in_sequence=template.cls is not dict) for part in template.parts]
+    return parts if template.cls is tuple else template.of(parts)
 
 
 class Spec:
@@ -369,11 +337,11 @@ class Spec:
 
     def is_tuple_of(self, count: int) -> bool:
         """True if samples are tuples of `count` values without nested containers."""
-        return self._template == _Sequence(tuple, tuple(map(_Place, range(count))))
+        return self._template == _Container(tuple, tuple(range(count)), tuple(range(count)))
 
     def is_dict_of(self, names: Sequence[str]) -> bool:
         """True if samples are dicts with these names in this order, without nested containers."""
-        return self._template == _Dict(tuple(names), tuple(map(_Place, range(len(names)))))
+        return self._template == _Container(dict, tuple(names), tuple(range(len(names))))
 
     def columns(self, sample: object) -> list[list[object]]:
         """Return the columns that `write` would return for `sample` alone."""
@@ -417,7 +385,7 @@ class Spec:
                 continue
             lists.append(leaf.values(slab[offset : offset + leaf.nbytes * count], count))
             offset += aligned(leaf.nbytes * capacity)
-        return [self._template.sample([values[k] for values in lists]) for k in range(count)]
+        return [_sample(self._template, [values[k] for values in lists]) for k in range(count)]
 
     def read(
         self,
@@ -459,12 +427,12 @@ class Spec:
                 values.append(tensor[kept])
             else:
                 values.append(tensor.clone() if copy or size <= _COPY_BYTES else tensor)
-        return self._template.batch(values)
+        return _batch(self._template, values)
 
     def _divided(self, samples: Sequence[object]) -> list[Sequence[object]]:
         """Return the values of each leaf, or raise Mismatch."""
         values: list[Sequence[object]] = []
-        self._template.divide(samples, self.leaves, values)
+        _divide(self._template, samples, self.leaves, values)
         return values
 
 
