@@ -137,7 +137,7 @@ class ForkServer:
 
     _lock = threading.RLock()  # reentrant: garbage collection may release another loader's fork server meanwhile
     _shared: ForkServer | None = None
-    _needs: ClassVar[dict[str, list[str]]] = {}  # packages to import in place of a module that starts a thread
+    threaded: ClassVar[set[str]] = set()  # modules that start a thread, which workers import themselves
 
     def __init__(self, *, with_torch: bool = True) -> None:
         self.owner, self._has_torch = os.getpid(), with_torch
@@ -230,18 +230,11 @@ class ForkServer:
             self._control.send({"attach": True}, [theirs.fileno()])
         return ours
 
-    @classmethod
-    def leave_out(cls, module: str, needs: list[str]) -> None:
-        """Import `needs` in place of a module in the fork servers to come."""
-        cls._needs[module] = needs
-
     def new_of(self, modules: Mapping[str, int]) -> list[str]:
         """Return what the fork server is to import before it forks workers that use `modules`."""
-        new = sorted(modules.keys() - self._imported.keys())
+        new = sorted(modules.keys() - self._imported.keys() - self.threaded)
         self._imported.update(modules)
-        for name in new:
-            new += [needed for needed in self._needs.get(name, ()) if needed not in new]
-        return [name for name in new if name not in self._needs]
+        return new
 
     def _serves(self, modules: Mapping[str, int]) -> bool:
         """True if it runs, belongs to this process, and has imported no older version of a module."""
@@ -356,7 +349,7 @@ class Spawner(Generic[W]):
         """True if a failed fork is to be ordered from another fork server, as this one has a thread."""
         if "threaded" not in message:
             return False
-        ForkServer.leave_out(message["threaded"], message["needs"])
+        ForkServer.threaded.add(message["threaded"])
         self._is_lost |= message["server"] == self.fork_server.process.pid
         return True
 

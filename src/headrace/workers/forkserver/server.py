@@ -65,7 +65,7 @@ class _ForkServer:
         self.is_ending = False
         self.idle_end_s = math.inf
         self.has_torch = False
-        self.refusal: dict[str, object] | None = None  # the module that has started a thread, and what it needs
+        self.refusal: dict[str, object] | None = None  # names the module that has started a thread
         self.trainer_fd = _process_descriptor(trainer)
         if self.trainer_fd is not None:
             self.poll.register(self.trainer_fd, select.POLLIN)
@@ -156,11 +156,10 @@ class _ForkServer:
         for variable, value in _WITHOUT_THREADS.items():  # workers get the trainer's values
             os.environ.setdefault(variable, value)
         for name in names:
-            known = set(sys.modules)
             with contextlib.suppress(BaseException):
                 importlib.import_module(name)
             if _has_threads():
-                self.refusal = {"server": os.getpid(), "threaded": name, "needs": _needed_by(name, known)}
+                self.refusal = {"server": os.getpid(), "threaded": name}
                 break
         sys.path[:] = before
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -248,17 +247,6 @@ class _ForkServer:
 def _has_threads() -> bool:
     tasks = Path("/proc/self/task")
     return tasks.exists() and len(list(tasks.iterdir())) > 1
-
-
-def _needed_by(name: str, known: set[str]) -> list[str]:
-    """Return the other packages that a module has imported, which may be imported without it.
-
-    Only installed packages: changes of the user's own files would not be noticed here.
-    """
-    found = dict.fromkeys(new.partition(".")[0] for new in list(sys.modules) if new not in known)
-    found.pop(name.partition(".")[0], None)
-    files = {package: getattr(sys.modules.get(package), "__file__", None) or "" for package in found}
-    return [package for package, file in files.items() if {"site-packages", "dist-packages"} & set(Path(file).parts)]
 
 
 def _read(fd: int, size: int) -> Any:
