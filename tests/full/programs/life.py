@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import os
 import pickle
 import time
-import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,20 +118,6 @@ def iterator_at_its_end(loader: Any, note: Note) -> None:
 
 
 @program
-def workers_that_are_gone_with_their_iterator(loader: Any, note: Note) -> None:
-    for persistent in (False, True):
-        loading = loader(Counting(), 3, num_workers=2, persistent_workers=persistent)
-        iterator = iter(loading)
-        pids = [worker.pid for worker in iterator._workers]
-        note(len(set(pids)), os.getpid() in pids, [worker.is_alive() for worker in iterator._workers])
-        note(next(iterator))
-        freed = weakref.ref(iterator)
-        del iterator, loading
-        gc.collect()
-        note(freed() is None, gone(pids))
-
-
-@program
 def lengths(loader: Any, note: Note) -> None:
     class Sized(Stream):
         def __len__(self) -> int:
@@ -236,16 +219,6 @@ def classes_and_types(loader: Any, note: Note) -> None:
 
 
 @program
-def batches_of_every_size(loader: Any, note: Note) -> None:
-    for workers in (0, 2):
-        for size in (2, 5, 1000):
-            for drop_last in (False, True):
-                for prefetch in (1, 3) if workers else (None,):
-                    options = {"drop_last": drop_last, "prefetch_factor": prefetch}
-                    read(loader, note, Counting(), size, workers=(workers,), **options)
-
-
-@program
 def empty_data_sets(loader: Any, note: Note) -> None:
     class Nothing(IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -256,20 +229,6 @@ def empty_data_sets(loader: Any, note: Note) -> None:
             read(loader, note, data, size, epochs=2)
     for batches in ([], [[]]):
         read(loader, note, [1], batch_sampler=batches)
-
-
-@program
-def more_workers_than_batches(loader: Any, note: Note) -> None:
-    for data in (Counting(2), Stream()):
-        read(loader, note, data, 1, workers=(4,), epochs=2, persistent_workers=True)
-
-
-@program
-def loader_in_a_thread(loader: Any, note: Note) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        note(pool.submit(lambda: list(loader(Counting(), 3, num_workers=2))).result())
-        iterator = iter(loader(Counting(), 3, num_workers=2))
-        note(next(iterator), pool.submit(list, iterator).result())
 
 
 @program

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import gc
 import locale
@@ -13,14 +12,12 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,15 +101,6 @@ def mentioning_no_side(text: str) -> str:
 
 
 @program
-def globals_that_workers_change(loader: Any, note: Note) -> None:
-    def change() -> Any:
-        WHERE["in a worker"] = WHERE.get("in a worker", 0) + 1
-        return WHERE["in a worker"]
-
-    note(answers(loader, change, 6), WHERE)
-
-
-@program
 def worker_info(loader: Any, note: Note) -> None:
     def ask() -> Any:
         info = get_worker_info()
@@ -139,61 +127,6 @@ def init_function(loader: Any, note: Note) -> None:
         return WHERE["init"], torch.get_num_threads(), torch.rand(1).item(), get_worker_info().dataset.count
 
     note(answers(loader, found, 4, worker_init_fn=begin), "init" in WHERE)
-
-
-@program
-def what_workers_print(loader: Any, note: Note) -> None:
-    def write(_: Any, index: int) -> int:
-        sys.stdout.write(f"sample {index}\n")
-        sys.stdout.flush()
-        sys.stderr.write(f"error {index}\n")  # as one, so that what two write is not mixed
-        os.write(1, f"written {index}\n".encode())
-        return index
-
-    note(list(loader(Asking(write, count=4), num_workers=2)))
-
-
-@program
-def ends_of_workers(loader: Any, note: Note) -> None:
-    """Finalizers run at the end of a worker."""
-
-    def register() -> None:
-        name = f"ended-{get_worker_info().id}"
-        multiprocessing.util.Finalize(None, Path(name).write_text, args=("by Finalize",), exitpriority=10)
-
-    note(answers(loader, register))
-    for number in (0, 1):
-        for _ in range(6000):
-            if Path(f"ended-{number}").exists():
-                break
-            time.sleep(0.01)
-        note(Path(f"ended-{number}").exists())
-
-
-@program
-def processes_and_threads_that_workers_start(loader: Any, note: Note) -> None:
-    def started() -> Any:
-        out = subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True, check=True).stdout
-        pid = os.fork()
-        if pid == 0:
-            os._exit(7)
-        return out, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    def refused() -> Any:
-        process = multiprocessing.Process(target=print)
-        try:
-            process.start()
-        except AssertionError as error:
-            return str(error)
-        process.join()
-        return "started"
-
-    def pooled() -> Any:
-        with ThreadPoolExecutor(3) as pool:
-            return list(pool.map(abs, [-1, -2])), asyncio.run(asyncio.sleep(0, "slept"))
-
-    for question in (started, refused, pooled):
-        note(answers(loader, question))
 
 
 if __name__ == "__main__":
