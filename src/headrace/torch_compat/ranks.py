@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -272,7 +272,7 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
     """Return `_AGREED`, or the name and text of the error that all members raise."""
     keys = {f"entry/{member}": member for member in members}
     if store.add("came", 0) < len(members):
-        absent = _listed([keys[key] for key in _absent(store, list(keys))])
+        absent = _listed([member for key, member in keys.items() if not store.check([key])])
         return (
             f"OptionError: {what} is compared among {len(members)} ranks, and these have not come to iterate within "
             f"{timeout_s:g} s: {absent}; give ranks=hr.Ranks(compare=False) to loaders that not all ranks iterate over"
@@ -295,17 +295,6 @@ def _verdict(store: Any, what: str, members: list[int], timeout_s: float) -> str
         )
         return f"StateMismatchError: {what} is not the same on all ranks: {seen}; {mend}"
     return _AGREED
-
-
-def _absent(store: Store, keys: list[str]) -> Iterator[str]:
-    """Yield the keys that are not set, by bisection: one of a thousand takes twenty requests."""
-    if store.check(keys):
-        return
-    if len(keys) == 1:
-        yield from keys
-        return
-    for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
-        yield from _absent(store, half)
 
 
 def _listed(numbers: Sequence[int]) -> str:
