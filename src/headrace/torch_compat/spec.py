@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 
-__all__ = ["ArrayLeaf", "ColumnLeaf", "Leaf", "Mismatch", "NumberLeaf", "leaf_of"]
-
 _SLOT_BYTES = 65536  # leaves of this size or more are written one by one, smaller ones in chunks
 
 
@@ -176,15 +174,11 @@ class ColumnLeaf(_ExactLeaf):
 def _tensor_leaf(value: torch.Tensor) -> Leaf:
     import torch
 
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad or value.is_quantized:
+    if value.layout is not torch.strided or value.device.type != "cpu" or value.requires_grad:
         raise Mismatch
-    if value.is_nested:
+    if value.is_quantized or value.is_nested:
         raise Mismatch
     return TensorLeaf(str(value.dtype).removeprefix("torch."), tuple(value.shape))
-
-
-def _array_leaf(value: np.ndarray[Any, np.dtype[np.generic]]) -> Leaf:
-    return ArrayLeaf(name_of(value.dtype), value.shape, value.dtype)
 
 
 def name_of(dtype: np.dtype[np.generic]) -> str:
@@ -221,7 +215,7 @@ def leaf_of(value: object) -> Leaf:
     if is_tensor(value):
         return _tensor_leaf(value)
     if type(value) is np.ndarray:
-        return _array_leaf(value)
+        return ArrayLeaf(name_of(value.dtype), value.shape, value.dtype)
     if isinstance(value, np.generic) and value.dtype.kind in "fiub":
         return ScalarLeaf(name_of(value.dtype), exact=kind)
     raise Mismatch
