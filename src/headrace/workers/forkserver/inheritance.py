@@ -48,7 +48,7 @@ def capture() -> str:
 
     parent: Any = multiprocessing.current_process()
     root = logging.getLogger()
-    loggers = [(name, logger) for name, logger in list(root.manager.loggerDict.items()) if logger is not root]
+    loggers = [logger for logger in list(root.manager.loggerDict.values()) if isinstance(logger, logging.Logger)]
     settings: Settings = {
         "identity": parent._identity,
         "parent": (parent.name, os.getpid()),
@@ -59,7 +59,7 @@ def capture() -> str:
         "recursion_limit": sys.getrecursionlimit(),
         "faulthandler": faulthandler.is_enabled(),
         "warnings": _filters(),
-        "levels": {name: logger.level for name, logger in loggers if isinstance(logger, logging.Logger)},
+        "levels": {logger.name: logger.level for logger in loggers if logger.level},
         "root": root.level,
         "disable": root.manager.disable,
         "handlers": _handlers(root),
@@ -158,14 +158,13 @@ def _handlers(root: logging.Logger) -> list[tuple[str, int, bytes | None]]:
     """Return (stream, level, packed formatter) of each handler of a standard stream. Others have files and locks."""
     found = []
     for handler in root.handlers:
-        streams = (getattr(handler, "stream", None),) if isinstance(handler, logging.StreamHandler) else ()
-        for name in _STREAMS:
-            if any(stream in (getattr(sys, name), getattr(sys, f"__{name}__")) for stream in streams):
-                formatter, packed = handler.formatter, None
-                with contextlib.suppress(Exception):  # not picklable: plain lines are better than none
-                    packed = _packed(formatter, None if type(formatter) is logging.Formatter else formatter)
-                found.append((name, handler.level, packed))
-                break
+        stream, formatter, packed = getattr(handler, "stream", None), handler.formatter, None
+        names = [name for name in _STREAMS if stream in (getattr(sys, name), getattr(sys, f"__{name}__"))]
+        if stream is None or not names or not isinstance(handler, logging.StreamHandler):
+            continue
+        with contextlib.suppress(Exception):  # not picklable: plain lines are better than none
+            packed = _packed(formatter, None if type(formatter) is logging.Formatter else formatter)
+        found.append((names[0], handler.level, packed))
     return found
 
 
