@@ -64,32 +64,22 @@ def stream(fd: int) -> int | None:
 
     A stream that is closed here must not become the number of the first file that the new process opens.
     """
-    return None if _is_inherited(fd) else subprocess.DEVNULL
-
-
-def _is_inherited(fd: int) -> bool:
     try:
-        return os.get_inheritable(fd)  # False for files that Python opened under the number of a closed stream
+        is_open = os.get_inheritable(fd)  # False for files that Python opened under the number of a closed stream
     except OSError:
-        return False
-
-
-def flags() -> list[str]:
-    """Return this interpreter's options for another one: -O, -X utf8, …
-
-    Warning options are omitted: with errors from warnings, imports for workers could fail. Workers set them later.
-    """
-    given: Any = subprocess
-    return [flag for flag in given._args_from_interpreter_flags() if not flag.startswith("-W")]
+        is_open = False
+    return None if is_open else subprocess.DEVNULL
 
 
 def boot() -> tuple[list[str], dict[str, str]]:
     """Return options and environment for the fork server's interpreter.
 
     `hash` of text is equal in all workers of all loaders of this process, and if possible equal to this process's.
-    Workers later get this process's environment.
+    Workers later get this process's environment and warning options: with errors from warnings, imports could fail.
     """
-    options, environment = flags(), dict(os.environ)
+    given: Any = subprocess
+    options = [flag for flag in given._args_from_interpreter_flags() if not flag.startswith("-W")]
+    environment = dict(os.environ)
     if sys.flags.ignore_environment:  # the seed would be ignored too
         environment = {name: value for name, value in environment.items() if not name.startswith("PYTHON")}
         options = [option for option in options if option not in ("-E", "-I")]
@@ -102,19 +92,10 @@ def hash_seed() -> str:
     """Return this process's hash seed if set, else a random one: the actual seed is unknown."""
     if not sys.flags.hash_randomization:
         return "0"
-    seed = "" if sys.flags.ignore_environment else _environment_at_start().get(_SEED, "")
+    seed = "" if sys.flags.ignore_environment else os.environ.get(_SEED, "")
     if seed.isdecimal() and 0 < int(seed) <= _MOST:  # with -R, 0 means random
         return seed
     return str(1 + secrets.randbelow(_MOST))
-
-
-def _environment_at_start() -> Mapping[str, str]:
-    """Return the environment at the start of this process, which has set its hash seed."""
-    try:
-        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:
-        return os.environ
-    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries)
 
 
 log = logging.getLogger("headrace")
