@@ -81,19 +81,6 @@ def test_device_that_is_not_there_is_an_error_that_names_it() -> None:
         iter(hr.DataLoader(NUMBERS, num_workers=1, device="cuda:99"))
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"num_batch_workers": 5, "prefetch_factor": 2}, "num_batch_workers=5 brings nothing beyond prefetch_factor=2"),
-        ({"num_workers": 2, "prefetch_factor": 1}, "num_workers=2 brings nothing beyond 1 with economic=True"),
-    ],
-    ids=["collations", "workers"],
-)
-def test_numbers_that_can_bring_nothing_are_warned_about(options: dict[str, Any], told: str) -> None:
-    with pytest.warns(UserWarning, match=told):
-        hr.DataLoader(NUMBERS, **({"num_workers": 1, "economic": True} | options)).close()
-
-
 @pytest.mark.parametrize(("options", "expected"), [({"num_workers_batches": 2}, 2), ({}, 3)], ids=["RFC", "default"])
 def test_batch_workers_have_the_rfcs_name_and_a_default(options: dict[str, Any], expected: int) -> None:
     with hr.DataLoader(NUMBERS, 4, num_workers=1, economic=True, prefetch_factor=3, **options) as loader:

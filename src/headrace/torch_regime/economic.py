@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-import torch
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import default_collate
 
 from headrace.delivery.iterator import BatchIterator, Watcher
@@ -25,8 +24,10 @@ from headrace.engine.scheduler.position_map import GivenBoundaries
 from headrace.options import Settings
 from headrace.order.permutation import sample_seed
 from headrace.readers.by_key import KeyFeed
+from headrace.session.resolve import budget_bytes
 from headrace.session.runtime import Runtime
 from headrace.torch_compat.collate import Single, is_extended, plain_collate
+from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_compat.tracebacks import trimming
 from headrace.torch_compat.worker_info import with_sharding
 from headrace.torch_regime.resumable_iterator import ResumableIterator
@@ -36,28 +37,14 @@ from headrace.workers.tasks import Chain, Step
 
 
 class Economy:
-    """Runtime of a loader in economic mode. Ends with the loader and its last iterator.
+    """Runtime of a loader in economic mode. Ends with the loader and its last iterator."""
 
-    Args:
-        loader: A torch loader with a map-style data set and workers. Not kept.
-        memory_budget: Limit of shared memory in bytes. Only the oldest batch may exceed it.
-        seed: Seed of the samples' random numbers. None: torch's base seed of each iterator.
-    """
-
-    def __init__(
-        self,
-        loader: torch.utils.data.DataLoader[object],
-        *,
-        num_batch_workers: int | None,
-        memory_budget: int,
-        workers: Literal["process", "thread"] = "process",
-        device: torch.device | str | int | None = None,
-        seed: int | None = None,
-    ) -> None:
+    def __init__(self, loader: TorchLoader[object]) -> None:
         self.prefetch_factor = loader.prefetch_factor or 1
-        self.num_batch_workers = num_batch_workers or self.prefetch_factor
-        self.in_threads = workers == "thread"
-        self.seed = seed
+        self.num_batch_workers = getattr(loader.economic, "num_batch_workers", None) or self.prefetch_factor
+        self.memory_budget = budget_bytes(loader.memory_budget)  # only the oldest batch may exceed it
+        self.in_threads = loader.workers == "thread"
+        self.seed = loader.seed  # of samples' random numbers. None: torch's base seed of each iterator
         self.epoch = 0  # of the next run
         self.learned = Learned(use_slots=False)  # of the newest run
         settings = Settings(
@@ -67,12 +54,12 @@ class Economy:
             prefetch_factor=self.prefetch_factor,
             in_order=loader.in_order,
             timeout_s=loader.timeout,
-            memory_budget=memory_budget,
+            memory_budget=self.memory_budget,
             pin_memory=loader.pin_memory,
-            device=device,
+            device=loader.device,
         )
-        self.runtime = Runtime(settings, workers=workers)
-        self.runtime.read_ahead(memory_budget)  # bounded by the batches under way: no other samples are made
+        self.runtime = Runtime(settings, workers="thread" if self.in_threads else "process")
+        self.runtime.read_ahead(self.memory_budget)  # bounded by the batches under way: no other samples are made
         self.runtime.meters.batches_at_once = self.prefetch_factor
         self.runtime.meters.collations_at_once = self.num_batch_workers
         self.free: list[int] = []  # numbers of chains that were used before: a new chain gets the lowest
@@ -92,10 +79,8 @@ class EconomicIterator(ResumableIterator):
     The data set is sent to the workers at construction. After an error in a batch the next one can be requested.
     """
 
-    def __init__(
-        self, loader: torch.utils.data.DataLoader[object], economy: Economy, snapshots: SnapshotBook | None = None
-    ) -> None:
-        self._prepare(loader, snapshots or SnapshotBook(loader))
+    def __init__(self, loader: TorchLoader[object], economy: Economy, snapshots: SnapshotBook) -> None:
+        self._prepare(loader, snapshots)
         loaded = self._loaded
         super().__init__(loader)  # warns, and draws, as torch does
         self._economy = economy
@@ -111,7 +96,7 @@ class EconomicIterator(ResumableIterator):
         self._begin()
         self._has_begun()
 
-    def _reset(self, loader: torch.utils.data.DataLoader[object], first_iter: bool = False) -> None:
+    def _reset(self, loader: DataLoader[object], first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
         self._batches.close()
         self._economy.runtime.forget_spec(self._number)
@@ -208,32 +193,6 @@ class EconomicIterator(ResumableIterator):
                 tell(source.add, list(index) if self._auto_collation else [index])
 
 
-def check_benefit(
-    num_workers: int,
-    num_batch_workers: int | None,
-    prefetch_factor: int | None,
-    batch_size: int | None,
-    *,
-    stacklevel: int = 2,
-) -> None:
-    """Warn of more workers than can be busy at once. The arguments are the loader's options."""
-    if not num_workers or prefetch_factor is None:
-        return
-    if num_batch_workers is not None and num_batch_workers > prefetch_factor:
-        warnings.warn(
-            f"num_batch_workers={num_batch_workers} brings nothing beyond prefetch_factor={prefetch_factor}: "
-            "no more batches than that are under way at once",
-            stacklevel=stacklevel,
-        )
-    samples = (batch_size or 1) * prefetch_factor
-    if num_workers > samples:
-        warnings.warn(
-            f"num_workers={num_workers} brings nothing beyond {samples} with economic=True: batches of "
-            f"{batch_size or 1} and prefetch_factor={prefetch_factor} put no more samples than that under way at once",
-            stacklevel=stacklevel,
-        )
-
-
 class _DrawnProgress(Progress):
     """Progress of a run by the numbers of its batches in the sampler's epoch."""
 
@@ -252,7 +211,7 @@ class _DrawnProgress(Progress):
         self._run.is_finished = True
 
 
-def _chain(iterator: EconomicIterator, loader: torch.utils.data.DataLoader[object], economy: Economy) -> Chain:
+def _chain(iterator: EconomicIterator, loader: TorchLoader[object], economy: Economy) -> Chain:
     dataset, collate = iterator._dataset, iterator._collate_fn
     init = with_sharding(loader.worker_init_fn, dataset, iterator._world_size, iterator._rank)
     if not iterator._auto_collation:

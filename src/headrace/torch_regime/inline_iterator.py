@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -52,7 +53,9 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         self._mover = mover_of(loader.device)
         self._size, self._batch_size = 1, (loader.batch_size or 1) if self._auto_collation else 1
         self._has_begun()
-        fetcher.collate_fn = self._clock.timed(fetcher.collate_fn)
+        self._count = counts.meters.count_work
+        self._step = counts.step
+        fetcher.collate_fn = functools.partial(_timed, self._count, self._step, fetcher.collate_fn)
         if self._dataset_kind == _DatasetKind.Iterable:  # a data set's own StopIteration ends the epoch
             fetcher.collate_fn = functools.partial(_quietly, fetcher.collate_fn)
 
@@ -79,8 +82,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
     def _next_data(self) -> Any:
         self._clock.ask()
         try:
-            batch = self._made()
-            self._clock.made()
+            batch = self._timed_batch()
             if self._mover is not None:
                 batch = self._mover.finish(self._mover.start(batch))
         except StopIteration:
@@ -93,6 +95,13 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         self._receive(self._num_yielded + 1)
         self._clock.got(self._size)
         return batch
+
+    def _timed_batch(self) -> object:
+        began = time.perf_counter()
+        try:
+            return self._made()
+        finally:
+            self._count(self._step, time.perf_counter() - began)
 
     def _receive(self, given: int) -> None:
         run, fetcher = self._run, self._dataset_fetcher
@@ -124,6 +133,18 @@ def _copy_now(fetcher: Any, received: WorkerSnapshot) -> WorkerSnapshot:
     """Return the current snapshot of the data set. No batch is made ahead here."""
     blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
     return WorkerSnapshot(received.batches, received.batches, getattr(fetcher, "ended", False), blob)
+
+
+def _timed(
+    count: Callable[[str, float], None], step: str, collate_fn: Callable[[object], object], samples: object
+) -> object:
+    began = time.perf_counter()
+    try:
+        return collate_fn(samples)
+    finally:
+        spent_s = time.perf_counter() - began
+        count("collate", spent_s)
+        count(step, -spent_s)  # `next` adds the time of the whole batch
 
 
 def _quietly(collate_fn: Callable[[object], object], samples: object) -> object:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import threading
 import weakref
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -15,15 +13,14 @@ from torch.utils.data.dataloader import _DatasetKind
 from headrace.delivery.loop_lookahead import TrainingLoop
 from headrace.errors import OptionError
 from headrace.observe import DeliverStats, FetchStats, LoaderMeters, Stats, WorkStats
-from headrace.session.resolve import budget_bytes
 from headrace.torch_compat.stateful import chain_of
 from headrace.torch_compat.torch_loader import TorchLoader
-from headrace.torch_regime.economic import EconomicIterator, Economy, check_benefit
+from headrace.torch_regime.economic import EconomicIterator, Economy
 from headrace.torch_regime.inline_iterator import SingleIterator
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import SnapshotBook, check, epoch_of
 from headrace.torch_regime.worker_iterator import WorkerIterator
-from headrace.torch_regime.workers.pool import TorchWorkerPool
+from headrace.torch_regime.workers.pool import BatchMemory
 from headrace.torch_regime.workers.starting import has_fork_server
 from headrace.workers.forkserver.client import ForkServer
 
@@ -35,42 +32,26 @@ class LoaderCounts:
         self.meters = LoaderMeters()
         self.bytes = 0
         self.step, self._workers = step, workers
-        self._ended: Counter[str] = Counter()  # counts of closed crews
-        self._crews: weakref.WeakSet[TorchWorkerPool] = weakref.WeakSet()
-        self._lock = threading.RLock()  # a signal handler may read in the middle of a change
+        self._memories: list[weakref.ref[BatchMemory]] = []  # replaced, not changed: other threads read it
 
     def clock(self) -> Clock:
         self.meters.begin()
         return Clock(self)
 
-    def follow(self, pool: TorchWorkerPool) -> None:
-        with self._lock:
-            self._crews.add(pool)
-        pool.closing = self.fold
-
-    def fold(self, pool: TorchWorkerPool) -> None:
-        with self._lock:
-            if pool in self._crews:
-                self._crews.discard(pool)
-                self._ended.update(pool.counted())
+    def follow(self, memory: BatchMemory) -> None:
+        self._memories = [*(one for one in self._memories if one() is not None), weakref.ref(memory)]
 
     def stats(self, epoch: int) -> Stats:
         meters = self.meters
-        with self._lock:
-            crews = list(self._crews)
-            done = Counter(self._ended)
-            for pool in crews:
-                done.update(pool.counted())
-        busy_s = dict(meters.busy_s)
-        for name, key in ((self.step, "samples"), ("collate", "collate"), ("start", "start")):
-            if done[key]:
-                busy_s[name] = busy_s.get(name, 0.0) + done[key] / 1e9
         return Stats(
             epoch=epoch,
             elapsed_s=meters.elapsed_s(),
             fetch=FetchStats(),
             work=WorkStats(
-                workers=max(1, self._workers), busy_s=busy_s, deaths=done["deaths"], is_inline=not self._workers
+                workers=max(1, self._workers),
+                busy_s=dict(meters.busy_s),
+                deaths=meters.deaths,
+                is_inline=not self._workers,
             ),
             deliver=DeliverStats(
                 batches=meters.batches,
@@ -80,42 +61,23 @@ class LoaderCounts:
                 first_wait_s=meters.first_wait_s,
                 trainer_s=meters.trainer_s,
             ),
-            shared_bytes=sum(pool.places.nbytes for pool in crews),
+            shared_bytes=sum(memory.nbytes for one in self._memories if (memory := one()) is not None),
             budget_bytes=0,
             started_s=None,
         )
 
 
 class Clock:
-    """Waiting time of the trainer for the batches of one epoch, and the time between them.
-
-    Batches may take a few microseconds each. So counts are collected here until a batch is returned, and each moment is
-    measured once.
-    """
+    """Waiting time of the trainer for the batches of one epoch, and the time between them."""
 
     def __init__(self, counts: LoaderCounts) -> None:
         self._counts, self._meters = counts, counts.meters
         self._asked: float | None = None
         self._left: float | None = None
-        self._made: float | None = None  # time when the batch was made inside `next`
-        self._collate_s = 0.0  # part of that spent in collation
 
     def ask(self) -> None:
         if self._asked is None:
             self._asked = perf_counter()
-
-    def timed(self, collate_fn: Callable[[object], object]) -> Callable[[object], object]:
-        def collate(samples: object) -> object:
-            began = perf_counter()
-            try:
-                return collate_fn(samples)
-            finally:
-                self._collate_s += perf_counter() - began
-
-        return collate
-
-    def made(self) -> None:
-        self._made = perf_counter()
 
     def got(self, samples: int, nbytes: int = 0) -> None:
         now = perf_counter()
@@ -123,17 +85,7 @@ class Clock:
         self._meters.count_next(samples, now - asked, None if self._left is None else asked - self._left)
         if nbytes:
             self._counts.bytes += nbytes
-        if self._collate_s or self._made is not None:
-            self._count_made(asked)
         self._asked, self._left = None, now
-
-    def _count_made(self, asked: float) -> None:
-        busy_s, step = self._meters.busy_s, self._counts.step
-        if self._made is not None:
-            busy_s[step] = busy_s.get(step, 0.0) + self._made - asked - self._collate_s
-        if self._collate_s:
-            busy_s["collate"] = busy_s.get("collate", 0.0) + self._collate_s
-        self._made, self._collate_s = None, 0.0
 
 
 class Torch:
@@ -153,25 +105,12 @@ class Torch:
         self._economy: Economy | None = None
         self._end: weakref.finalize[..., object] | None = None
         if loader.economic:
-            self._economy = self._economy_of(loader)
+            self._economy = Economy(loader)
+            self.options |= {name: getattr(self._economy, name) for name in ("num_batch_workers", "memory_budget")}
         elif loader.num_workers and has_fork_server(loader):
             # Start it early, and keep it between epochs.
             self._end = weakref.finalize(self, ForkServer.acquire().release)
             self._end.atexit = False
-
-    def _economy_of(self, loader: TorchLoader[object]) -> Economy:
-        batch_workers = getattr(loader.economic, "num_batch_workers", None)
-        check_benefit(loader.num_workers, batch_workers, loader.prefetch_factor, loader.batch_size)
-        budget = budget_bytes(loader.memory_budget)
-        self.options |= {"num_batch_workers": batch_workers or loader.prefetch_factor, "memory_budget": budget}
-        return Economy(
-            loader,
-            num_batch_workers=batch_workers,
-            memory_budget=budget,
-            workers="thread" if loader.workers == "thread" else "process",
-            device=loader.device,
-            seed=loader.seed,
-        )
 
     def iterate(self, loader: TorchLoader[object], caller: object) -> ResumableIterator:
         del caller

@@ -11,6 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from headrace.errors import StateMismatchError
 from headrace.torch_compat.stateful import Indices, is_stateful
+from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_compat.tracebacks import trimming
 from headrace.torch_compat.worker_info import seeded
 from headrace.torch_regime.state import (
@@ -39,14 +40,14 @@ class ResumableIterator(_BaseDataLoaderIter):
         """True if persistent workers were closed, so that a next run needs new ones."""
         return False
 
-    def _prepare(self, loader: DataLoader[object], snapshots: SnapshotBook) -> None:
+    def _prepare(self, loader: TorchLoader[object], snapshots: SnapshotBook) -> None:
         """Initialize before `__init__`, which torch's classes call with the loader only."""
         self._snapshots, self._loaded, self._draws = snapshots, snapshots.take(), snapshots.draws_of(loader)
         self._common = common(loader)
         self._goes_on = self._loaded is not None and not self._loaded["is_finished"]
         if self._loaded is not None and self._goes_on:
             _check_epoch(self._loaded, self._common["epoch"])
-        every = getattr(loader, "snapshot_every_n_steps", None)  # plain torch loaders lack it
+        every = loader.snapshot_every_n_steps
         if self._common["is_map"] and not self._common["economic"] and is_stateful(loader.dataset):
             is_in_turn = loader.in_order or not loader.num_workers
             if self._loaded is not None and self._goes_on:

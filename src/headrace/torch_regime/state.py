@@ -517,7 +517,7 @@ def _is_row(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
-def common(loader: DataLoader[object]) -> LoaderState:
+def common(loader: TorchLoader[object]) -> LoaderState:
     """Return a state's description of its loader, without progress."""
     is_map = loader._dataset_kind == _DatasetKind.Map
     sampler = loader._index_sampler
@@ -528,7 +528,7 @@ def common(loader: DataLoader[object]) -> LoaderState:
         "version": VERSION,
         "regime": "torch",
         "is_map": is_map,
-        "economic": bool(getattr(loader, "economic", True)),
+        "economic": bool(loader.economic),
         "num_workers": loader.num_workers,
         "batch_size": _number(sampler, "batch_size"),
         "epoch": epoch_of(loader),

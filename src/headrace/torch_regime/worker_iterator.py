@@ -67,11 +67,13 @@ class WorkerIterator(ResumableIterator):
             init_fn=init_fn,
             num_workers=self._num_workers,
             shared_seed=self._shared_seed,
+            step=counts.step,
         )
         self._ahead = ahead_of(mover_of(loader.device), pin_memory=loader.pin_memory)
-        self._pool = TorchWorkerPool(config, starter(loader, config), self._prefetch_factor * self._num_workers)
-        self._counts.follow(self._pool)
+        limit = self._prefetch_factor * self._num_workers
+        self._pool = TorchWorkerPool(config, starter(loader, config), limit, counts.meters)
         places = self._pool.places
+        counts.follow(places)
         places.unlock_pages = self._ahead.unlock_pages
         self._end = weakref.finalize(self, _end, self._pool, self._ahead)
         self._end.atexit = False

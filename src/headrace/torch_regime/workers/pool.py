@@ -20,13 +20,11 @@ from typing import Any
 from headrace._util.shared_memory import Segment
 from headrace._util.wakeup import Wakeup
 from headrace.errors import OptionError, WorkerDiedError
+from headrace.observe import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.torch_compat.stateful import PackedStates, failed, is_known
 from headrace.torch_regime.workers.starting import WorkerHandle, WorkerStarter
 from headrace.torch_regime.workers.worker_main import (
-    COLLATE_NS,
-    MADE_NS,
-    START_NS,
     UNTOLD,
     Result,
     Start,
@@ -255,8 +253,8 @@ class TorchWorkerPool:
         initial: State of each worker's copy of the data set at the start of this epoch, once known.
     """
 
-    def __init__(self, config: WorkerConfig, starter: WorkerStarter, limit: int) -> None:
-        self._config, self._starter = config, starter
+    def __init__(self, config: WorkerConfig, starter: WorkerStarter, limit: int, meters: LoaderMeters) -> None:
+        self._config, self._starter, self._meters = config, starter, meters
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -270,8 +268,6 @@ class TorchWorkerPool:
         self._serials = itertools.count(1)
         self._workers = [WorkerRecord(number, self._selector) for number in range(config.num_workers)]
         self.initial: Answers = [None] * config.num_workers
-        self.closing: Callable[[TorchWorkerPool], None] | None = None
-        self._deaths = 0
         self._states: Answers = []  # answers of `ask_now`
         self._question: tuple[str, Answers] | None = None  # the open question to all workers, with the answers so far
         self.places = BatchMemory(config.num_workers, limit, self._forget)
@@ -372,12 +368,6 @@ class TorchWorkerPool:
                     self._start(worker)
                 worker.tell(("reset", shared_seed, self._epoch))
 
-    def counted(self) -> dict[str, int]:
-        """Return the total nanoseconds of all workers by step, and the number of deaths."""
-        with self._lock:
-            made, collate, start = map(self._progress.spent_ns, (MADE_NS, COLLATE_NS, START_NS))
-        return {"samples": max(0, made - collate), "collate": collate, "start": start, "deaths": self._deaths}
-
     def close(self) -> None:
         """Make all workers end after their current tasks, without waiting for them."""
         with self._lock:
@@ -387,8 +377,6 @@ class TorchWorkerPool:
             _answer_for_lost(self._workers, self.initial)
         if self._pid == os.getpid():
             self._progress.have_all_end()
-        if self.closing is not None:
-            self.closing(self)
         for worker in self._workers:
             worker.close()
         self._starter.close()
@@ -509,7 +497,11 @@ class TorchWorkerPool:
             self.initial[worker.number] = self.initial[worker.number] or (blob,)
         worker.resume_from(blob)
 
-    def _on_made(self, worker: WorkerRecord, serial: int, result: Result, state: StateAfter = UNTOLD) -> None:
+    def _on_made(
+        self, worker: WorkerRecord, serial: int, result: Result, spent_ns: dict[str, int], state: StateAfter = UNTOLD
+    ) -> None:
+        for step, ns in spent_ns.items():
+            self._meters.count_work(step, ns / 1e9)
         task = worker.tasks.pop(serial, None)
         used = None if task is None else segment_of(result)
         made, worker.made = worker.made, None
@@ -546,7 +538,7 @@ class TorchWorkerPool:
     def _on_death(self, worker: WorkerRecord) -> None:
         assert worker.wire is not None
         assert worker.handle is not None
-        self._deaths += 1
+        self._meters.count_death()
         with contextlib.suppress(EOFError):  # messages sent before its death count
             while messages := worker.wire.receive():
                 self._take_in(worker, messages)

@@ -87,6 +87,7 @@ class WorkerConfig:
     init_fn: Callable[[int], object] | None
     num_workers: int
     shared_seed: int | None
+    step: str  # name of the making of samples in `stats()`
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +110,15 @@ class Start:
 
 # Memory that workers share with the trainer.
 
-# Words of each worker: current task, index of its current sample, and the total nanoseconds of making batches, of the
-# collate function (included in the former) and of starting. The first word of the memory makes all workers end.
-WORDS = 5
-TASK, SAMPLE, MADE_NS, COLLATE_NS, START_NS = range(WORDS)
+# Words of each worker: current task, and index of its current sample. The first word makes all workers end.
+WORDS = 2
+TASK, SAMPLE = range(WORDS)
 
 
 class WorkerProgress:
     """The trainer's view of the words shared with workers."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
         self._segment = Segment.create(8 * (1 + WORDS * workers))
         self._words = self._segment.view.cast("q")
 
@@ -135,10 +134,6 @@ class WorkerProgress:
         task, sample = self._words[first + TASK], self._words[first + SAMPLE]
         self._words[first + TASK], self._words[first + SAMPLE] = 0, -1
         return task, sample
-
-    def spent_ns(self, what: int) -> int:
-        """Return the total of all workers for a word such as `COLLATE_NS`."""
-        return sum(self._words[_first_of(worker) + what] for worker in range(self._workers))
 
     def close(self) -> None:
         self._segment.close()
@@ -162,9 +157,11 @@ class BatchBuilder:
         in_thread: True in a thread of the trainer, which passes batches as objects.
         place: Returns (segment number, memory of at least this size) for the current batch.
         tell_spec: Sends the spec of the following slots.
-        progress: Shared counters. [0] is the index in its batch of the sample being made, or -1. The nanoseconds of the
-            collate function are added to [2].
+        progress: Shared memory. [0] is the index in its batch of the sample being made, or -1.
         start: Resume point. None: the start.
+
+    Attributes:
+        collate_ns: Total time in the collate function.
     """
 
     def __init__(
@@ -193,6 +190,7 @@ class BatchBuilder:
         self._made = 0
         self._collates_plainly = config.collate_fn is default_collate
         self.is_stateful = False
+        self.collate_ns = 0
         self._begin(start)
 
     def reset(self, shared_seed: int | None) -> None:
@@ -366,7 +364,7 @@ class BatchBuilder:
             which = "" if self._iterator is not None else f" for the samples {self._index!r:.200}"
             raise RuntimeError(f"collate_fn raised StopIteration{which}") from error
         finally:
-            self._progress[2] += time.perf_counter_ns() - began
+            self.collate_ns += time.perf_counter_ns() - began
 
     def _into_slots(self, index: Sequence[object]) -> Result:
         """Write each sample directly into the batch, if samples are large and of one form."""
@@ -480,6 +478,7 @@ class BatchServer(WorkerEnd):
         self._numbers = itertools.count((number * 1024 + start) * _SEGMENTS_AT_MOST + 1)
         self._words = memoryview(bytearray(8 * (1 + WORDS))).cast("q")
         self._first_word = 0
+        self._spent_ns: dict[str, int] = {}  # by step, since the last result
 
     def serve(self, is_wanted: Callable[[], bool] | None = None) -> None:
         super().serve(is_wanted)
@@ -505,9 +504,7 @@ class BatchServer(WorkerEnd):
                 )
                 raise
 
-        began = time.perf_counter_ns()
         self._guarded(load)
-        self._words[self._first_word + START_NS] += time.perf_counter_ns() - began
         close_all(self.descriptors)
 
     def on_start(self, epoch: int, start: Start | None) -> None:
@@ -548,21 +545,23 @@ class BatchServer(WorkerEnd):
             assert self._refusal is not None
             result = self._refusal
         else:
+            assert self._config is not None
             self._given = place
-            began = time.perf_counter_ns()
+            began, collated_ns = time.perf_counter_ns(), self._builder.collate_ns
             result = self._builder.make(unpacked_index(index))
-            self._words[self._first_word + MADE_NS] += time.perf_counter_ns() - began
+            collate_ns = self._builder.collate_ns - collated_ns
+            self._spent_ns[self._config.step] = time.perf_counter_ns() - began - collate_ns
+            self._spent_ns["collate"] = collate_ns
         self._words[self._first_word + TASK] = 0
         state = None if self._builder is None else self._builder.state_after(result, self._every)
-        self.wire.send(("made", task, result) if state is None else ("made", task, result, state))
+        spent_ns, self._spent_ns = self._spent_ns, {}
+        self.wire.send(("made", task, result, spent_ns) if state is None else ("made", task, result, spent_ns, state))
 
     # For the builder.
 
     def _begin_once(self) -> None:
         if self._builder is None and self._refusal is None:
-            began = time.perf_counter_ns()
             self._guarded(self._begin)
-            self._words[self._first_word + START_NS] += time.perf_counter_ns() - began
 
     def _begin(self) -> None:
         assert self._config is not None
@@ -594,10 +593,12 @@ class BatchServer(WorkerEnd):
         return segment.number, self._segments[segment.number]
 
     def _guarded(self, do: Callable[[], None]) -> None:
+        began = time.perf_counter_ns()
         try:
             do()
         except BaseException as error:
             self._refusal = failed_by(error, self._number, in_thread=self._in_thread)
+        self._spent_ns["start"] = self._spent_ns.get("start", 0) + time.perf_counter_ns() - began
 
 
 def main(sock: socket.socket, number: int, start: int) -> None:
