@@ -49,15 +49,6 @@ def failure(what: str, data: bytes, limits: Limits = DEFAULTS) -> str:
     return str(decoding.failure("x", data, x=what, limits=limits))
 
 
-@pytest.mark.parametrize(("kind", "subtype", "most"), [
-    ("WAV", "FLOAT", 0), ("WAV", "PCM_16", 1e-4), ("FLAC", None, 1e-4), ("OGG", None, 0.1), ("MP3", None, 0.1),
-])  # fmt: skip
-def test_audio_is_channels_by_time_with_its_rate(kind: str, subtype: str | None, most: float) -> None:
-    sound = decoded("audio", tone(kind, subtype))
-    assert (sound["rate"], sound["array"].shape) == (16000, (2, 2000))
-    assert np.abs(sound["array"] - TONE.T).max() <= most
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "subtype", "most"), [
     ("WAV", "FLOAT", 0), ("WAV", "PCM_16", 0), ("FLAC", None, 0), ("AIFF", None, 0), ("OGG", None, 1e-5),

@@ -91,28 +91,6 @@ def blocks(folder: Path) -> int:
     return sum(-(-path.stat().st_size // BLOCK) for path in entries(folder))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-@pytest.mark.parametrize("size", [0, 1, 100_000])
-@pytest.mark.parametrize(("start", "stop", "etag"), [(None, None, None), (7, None, '"a"'), (7, 10**6, 'W/"ü\udce9"')])
-async def test_another_process_reads_stored_entries(
-    tmp_path: Path, kind: Any, size: int, start: int | None, stop: int | None, etag: str | None
-) -> None:
-    data = random.Random(size).randbytes(size)
-    span = Span(start or 0, (start or 0) + size, 10**6, etag)
-    first, second = Cache(tmp_path / "new" / "cache", LARGE), Cache(tmp_path / "new" / "cache", LARGE)
-    assert await first.get(URL, start, stop) is None
-    await first.put(URL, start, stop, span, kind(data))
-    await first.aclose()
-    found = await second.get(URL, start, stop)
-    assert found is not None
-    assert (found.data, found.span) == (data, span)
-    assert await second.get(URL, 3, stop) is None
-    await second.aclose()
-    assert (first.hits, first.misses, first.written) == (0, 1, 1)
-    assert (second.hits, second.misses, second.written) == (1, 1, 0)
-
-
 async def test_put_copies_the_memory_it_is_given(cache: Cache) -> None:
     memory = bytearray(b"before")
     await put(cache, URL, memoryview(memory))
@@ -419,7 +397,7 @@ class DamageModel(RuleBasedStateMachine):
         self.damages = 0
         self.random = random.Random(0)
 
-    @rule(number=NUMBERS, size=st.sampled_from([0, 1, 300, 5000]), etag=st.sampled_from([None, '"1"', '"2"']))
+    @rule(number=NUMBERS, size=st.sampled_from([0, 1, 300, 5000]), etag=st.sampled_from([None, '"1"', 'W/"ü\udce9"']))
     def put(self, number: int, size: int, etag: str | None) -> None:
         data = self.random.randbytes(size)
         span = Span(number, number + len(data), 10**6, etag)

@@ -60,18 +60,6 @@ def receive(receiver: Receiver, *, asks: bool = True) -> object:
             return type(error)
 
 
-@DEPTHS
-def test_sender_is_called_when_more_is_granted(depth: int) -> None:
-    sender, receiver = open_channel(depth)
-    granted: list[int] = []
-    sender.on_credit(lambda: granted.append(sender.granted))
-    for number in range(3):
-        receiver.request()
-        sender.send(number)
-        assert receive(receiver) == number
-    assert granted == [depth + 1, depth + 2, depth + 3]
-
-
 def test_first_end_wins() -> None:
     sender, receiver = open_channel(2)
     sender.send("message")

@@ -200,18 +200,6 @@ async def test_read_cancelled_just_after_its_request_began_leaves_the_request_to
     assert shelf.asked == [(0, 200)]
 
 
-async def test_cancelled_long_read_leaves_no_request() -> None:
-    for count in range(25):
-        shelf = Shelf()
-        async with reader_of(shelf) as reader:
-            read = asyncio.ensure_future(reader.read(URL))
-            await turns(count)
-            read.cancel()
-            await asyncio.wait([read])
-            assert reader.meter.in_flight == 0
-            assert len(asyncio.all_tasks()) == 1
-
-
 async def test_each_read_is_charged_for_its_own_bytes() -> None:
     for ranges, charges in (
         ([(0, 100), (100, 300), (7_950, 8_100)], [50, 100, 200]),

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from builders.stored import put, rows
-from pyarrow import csv as arrow_csv
 
 import headrace as hr
 from headrace.formats.delimited import CSV, TSV, Csv, Tsv
@@ -24,13 +21,6 @@ WIDE = 10**5
 def read(data: bytes | str, form: Csv = CSV, limits: Limits = DEFAULTS) -> list[dict[str, Any]]:
     place = put(data.encode() if isinstance(data, str) else data, "0.csv")
     return rows(hr.stream(place, format=form, limits=limits, index=None))
-
-
-def test_rows_written_by_arrow_are_read() -> None:
-    columns = {"n": [1, -2, 3], "text": ['a "b"', "c,\nd", ""], "f": [0.5, 1e300, -0.0]}
-    arrow_csv.write_csv(pa.table(columns), out := io.BytesIO())
-    expected = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    assert read(out.getvalue(), Csv(types={"n": int, "f": float})) == expected
 
 
 def test_options_describe_the_layout() -> None:
@@ -114,13 +104,6 @@ def test_error_of_a_row_has_its_offset(way: str, tmp_path: Path, monkeypatch: py
             list(data)
     assert (caught.value.key, caught.value.offset) == ("4", 12)
     assert pickle.loads(pickle.dumps(caught.value)).offset == 12
-
-
-def test_damaged_rows_are_skipped() -> None:
-    data = hr.stream(put(b'a,b\n1,2\n3\n\n4,5\n"6\n,7\n', "0.csv"), index=None)
-    with hr.DataLoader(data, batch_size=None, errors=hr.Skip()) as loader:
-        assert [sample["a"] for sample in loader] == ["1", "4"]
-        assert loader.stats().skipped == 2
 
 
 @pytest.mark.slow

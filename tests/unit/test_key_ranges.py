@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import BadResponseError
-from headrace.fetch.stores.key_ranges import list_in_ranges, points_behind
+from headrace.fetch.stores.key_ranges import list_in_ranges
 from headrace.types import Listed
 
 
@@ -124,10 +124,3 @@ def test_error_ends_the_listing_and_its_requests() -> None:
     with pytest.raises(OSError, match="no more"):
         bucket.listed()
     assert bucket.at_once == 0
-
-
-def test_split_points_follow_the_page() -> None:
-    points = points_behind("a/photo-0100.jpg", "a/photo-0199.jpg")
-    assert {"a/photo-02", "a/photo-09", "a/photo-1", "a/photo-9"} <= set(points)
-    assert min(points) > "a/photo-0199.jpg"
-    assert points == sorted(points)

@@ -144,17 +144,6 @@ def test_seed_and_epoch_determine_the_order_and_not_the_length() -> None:
     assert "".join(map(str, sources)) == "201001021012201001021012010010121020120012021010"
 
 
-def curriculum(step: int) -> Sequence[float]:
-    return [1, 0] if step < 3 else [1, step - 2]
-
-
-def test_mixture_follows_the_weights_of_each_step_when_they_are_a_function() -> None:
-    order = mixed([10**6, 10**6], curriculum, "forever", step=100)
-    came = [np.bincount(some, minlength=2).tolist() for some in order.turns(np.arange(600))[0].reshape(6, 100)]
-    assert came[:3] == [[100, 0]] * 3
-    assert all(abs(b - 100 * share) <= 1 for (_, b), share in zip(came[3:], [1 / 2, 2 / 3, 3 / 4], strict=True))
-
-
 @settings(max_examples=40)
 @given(
     st.lists(st.lists(st.floats(0, 3), min_size=3, max_size=3).filter(any), min_size=1, max_size=8),
@@ -294,17 +283,6 @@ def test_what_comes_does_not_follow_from_the_step_that_constant_shares_are_plann
     lengths = [random.integers(1, 900, 70), random.integers(1, 90, 300)]
     orders = [come(order_of(lengths, ConstantShares([3, 1], step)), lengths, 2000) for step in (64, 1000, 2**20)]
     assert all((one[0] == orders[0][0]).all() and (one[1] == orders[0][1]).all() for one in orders)
-
-
-def test_shares_of_ten_million_tokens_are_exact_to_a_document() -> None:
-    random = np.random.default_rng(0)
-    lengths = [random.lognormal(np.log(median), 1, 4000).astype(np.int64) for median in (600, 200, 3000, 1000)]
-    weights = [50, 30, 15, 5]
-    inputs, _, tokens = come(order_of(lengths, ConstantShares(weights, 2**20)), lengths, 24_000)
-    whole = tokens.sum()
-    assert whole > 10_000_000
-    for k, weight in enumerate(weights):
-        assert abs(tokens[inputs == k].sum() / whole - weight / 100) < 0.001
 
 
 def test_shares_that_change_hold_in_each_step_and_are_asked_for_no_later_one() -> None:

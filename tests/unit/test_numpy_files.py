@@ -106,21 +106,6 @@ def test_npy_with_a_wrong_header_is_refused(text: str) -> None:
         failure("npy", crafted(text) + rest)
 
 
-def test_npy_is_refused_when_it_has_no_header_and_none_is_remembered() -> None:
-    for data in (b"", *(bytes([first, 5]) for first in range(256))):
-        with pytest.raises(ValueError, match="version 1 or 2"):
-            NpyDecoder()(data)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_gives_its_arrays_by_name(save: Any) -> None:
-    got = decoded("npz", memoryview(saved(save, a=np.arange(3), b=np.eye(2))))
-    assert list(got) == ["a", "b"]
-    assert np.array_equal(got["a"], np.arange(3))
-    assert np.array_equal(got["b"], np.eye(2))
-    assert decoded("npz", npz({})) == {}
-
-
 def test_npz_is_refused_when_it_would_unpack_to_more_than_the_limits_given() -> None:
     array = npy(np.zeros(1000, np.uint8))
     data, low = npz({"a.npy": array}), Limits(unpacked_free_bytes=1, unpacked_ratio=1)

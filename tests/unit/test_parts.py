@@ -217,29 +217,12 @@ PLAIN = st.lists(
 )
 
 
-@given(PLAIN, st.data())
-def test_take_gives_the_chosen_rows_in_their_order_when_some_repeat(plain: Plain, data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.integers(0, len(plain) - 1), max_size=12)) if plain else []
-    taken = rows_of(plain).take(np.array(chosen, np.int64))
-    assert listed(taken) == listed(pickle.loads(pickle.dumps(taken))) == [plain[k] for k in chosen]
-    assert len(taken) == len(chosen)
-
-
 @pytest.mark.slow
 @given(st.lists(PLAIN, max_size=4))
 def test_concat_gives_all_rows_when_tables_number_their_fields_differently(tables: list[Plain]) -> None:
     joined = Rows.concat([rows_of(plain) for plain in tables])
     assert listed(joined) == [row for plain in tables for row in plain]
     assert (joined.starts.dtype, joined.field.dtype, joined.offset.dtype) == (np.int64, np.int32, np.int64)
-
-
-@given(PLAIN, st.integers(0, 2**40))
-def test_rows_are_shifted_and_their_sizes_summed(plain: Plain, base: int) -> None:
-    moved = [(key, [(field, offset + base, size) for field, offset, size in row]) for key, row in plain]
-    assert listed(rows_of(plain).shifted(base)) == moved
-    sizes = rows_of(plain).sizes()
-    assert sizes.tolist() == [sum(size for _, _, size in row) for _, row in plain]
-    assert sizes.dtype == np.int64
 
 
 def in_blocks(blocks: list[int]) -> Rows:

@@ -170,13 +170,6 @@ def test_later_shards_wait_for_earlier_ones() -> None:
         assert hand.samples == bodies(counts)
 
 
-def test_wrong_cached_bytes_are_read_again_from_the_store() -> None:
-    world = World(archives=shards([3]), spoilt=frozenset({("memory://hand/0.tar", 1)}), heals=True)
-    with indexed(_all_of_one(3), Bounds(4096, 1 << 20), world) as hand:
-        hand.finish(lambda _: 0)
-        assert hand.samples == bodies([3])
-
-
 @pytest.mark.parametrize("order", [0, -1])
 def test_shard_replaced_between_reads_fails(order: int) -> None:
     world = World(archives=shards([3]), renewed=frozenset({"memory://hand/0.tar"}))

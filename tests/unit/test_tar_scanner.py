@@ -11,18 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders.rows import listed
 from corpus import CASES, GROUPS, Case
 from corpus.parts import END, GNU, header, pax, record
 from corpus.parts import member as member_of
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from unit.tar_scans import URL, Found, OneByOne, scan
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.limits import Limits
-from headrace.formats.tar import samples as tar_samples
 from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.formats.tar.samples import Grouper
 from headrace.formats.tar.scanner import TarScanner
@@ -135,57 +131,6 @@ def test_scanner_refuses_buffers_that_do_not_follow_one_another() -> None:
         scanner.feed(bytes(500), 0, False)
 
 
-def grouped(runs: list[list[bytes]], limits: Limits, *, at_once: bool) -> list[object]:
-    grouper = Grouper(limits)
-    found: list[object] = []
-    body = 512
-    try:
-        for names in runs:
-            bodies = np.arange(body, body + 1024 * len(names), 1024)
-            sizes = bodies % 509
-            if at_once:
-                grouper.add_run(np.array(names, np.bytes_), bodies, sizes)
-            else:
-                grouper.add(names, bodies.tolist(), sizes.tolist())
-            body += 1024 * len(names)
-            found += [grouper.low, listed(grouper.take(ended=False)), grouper.low]
-    except FormatError as error:
-        return [*found, listed(grouper.take(ended=False)), type(error), str(error), error.key, error.offset]
-    return [*found, listed(grouper.take(ended=True)), grouper.low]
-
-
-ANY_NAMES = st.lists(st.text("ab./_Xxü", min_size=1, max_size=8).map(str.encode), min_size=1, max_size=9)
-ENDS = [[b"x"], [b"x", b"seg.Y", b""], [b"x", b"x"], [b"X", b"y"], [b"y", b"Y"]]
-ORDERLY_NAMES = st.builds(
-    lambda first, ends: [b"%d.%s" % (k, end) for k, of_sample in enumerate(ends, first) for end in of_sample],
-    st.integers(7, 11),
-    st.one_of(
-        st.builds(lambda ends, count: [ends] * count, st.sampled_from(ENDS), st.integers(1, 6)),
-        st.lists(st.sampled_from(ENDS), min_size=1, max_size=6),
-    ),
-)
-ODD_NAMES = st.builds(
-    lambda names, odd, at: [*names[:at], odd, *names[at:]],
-    ORDERLY_NAMES,
-    st.sampled_from([b"__a.b__", b"__a.b", b"d/__a.b__", b"a.__B", b"a", b".b", b"d.d/a"]),
-    st.integers(0, 9),
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=500)
-@example([[b"1.x", b"2.x", b"2.y", b"2.z", b"3.x"]], Limits(fields=2))
-@example([[b"1.x", b"2.x", b"2.X", b"3.x"]], Limits())
-@given(
-    st.lists(st.one_of(ORDERLY_NAMES, ODD_NAMES, ANY_NAMES), max_size=5),
-    st.sampled_from([Limits(), Limits(fields=2), Limits(name_bytes=7)]),
-)
-def test_members_added_together_equal_members_added_singly(runs: list[list[bytes]], limits: Limits) -> None:
-    with pytest.MonkeyPatch.context() as few:
-        few.setattr(tar_samples, "_FEWEST_NAMES", 1)
-        assert grouped(runs, limits, at_once=True) == grouped(runs, limits, at_once=False)
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 def test_regular_archives_are_read_by_the_fast_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = []
@@ -268,18 +213,6 @@ def test_corpus_has_every_case_once() -> None:
 def test_scanner_emits_whole_samples_and_then_the_error(group: str) -> None:
     for case in GROUPS[group]:
         check(case, *scan(case.data))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("group", GROUPS)
-def test_scanner_does_not_depend_on_how_it_is_fed(group: str) -> None:
-    for case in GROUPS[group]:
-        whole = len(case.data) + 1
-        few = 1 + whole // 200_000  # of the largest ones, larger pieces
-        check(case, *scan(case.data, whole, kind=OneByOne))
-        check(case, *scan(case.data, 512 * few, carry=True))
-        check(case, *scan(case.data, 1536 * few, carry=True))
-        check(case, *scan(case.data, 512 * few, hop=True))
 
 
 NAMES = ["a.txt", "a.CLS", "skipped", "empty.txt", "dir/b.txt", "dir/b.cls", "p" * 90 + "/" + "n" * 90 + ".cls", "x."]
