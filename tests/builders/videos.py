@@ -5,7 +5,7 @@ import functools
 import io
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -164,3 +164,17 @@ def clip(data: bytes, frames: VideoTable, chosen: list[int], decoder: str) -> tu
     bodies = [np.frombuffer(data[begin:end], np.uint8) for begin, end in spans]
     sample = {"__key__": "0", "__url__": URL, PIECES: pieces, BODIES: bodies}
     return ClipDecoder(decoder)(sample)["frames"], sum(map(len, bodies))
+
+
+_WITH_BOXES = (b"moof", b"traf", b"moov", b"trak", b"mvex", b"mdia", b"minf", b"stbl", b"edts", b"dinf")
+
+
+def places_of_boxes(data: bytes, begin: int = 0, stop: int | None = None) -> Iterator[int]:
+    """Bytes where a reader could go wrong: the beginning of each box, the middle of its header, and its body."""
+    at, stop = begin, len(data) if stop is None else stop
+    while at < stop:
+        size, kind = struct.unpack_from(">I4s", data, at)
+        yield from (at, at + 3, at + 8, at + size - 1)
+        if kind in _WITH_BOXES:
+            yield from places_of_boxes(data, at + 8, at + size)
+        at += size

@@ -48,21 +48,6 @@ def test_rows_of_a_single_array_are_called_value() -> None:
     assert set(hr.arrays(places, {"image": "value"})[-1]) == {"__key__", "__url__", "image"}
 
 
-def test_arrays_are_chosen_and_named() -> None:
-    place = put_npz(**VALUES, classes=np.arange(3))
-    assert set(hr.arrays(place, {"x": "images", "y": "labels"})[7]) == {"__key__", "__url__", "x", "y"}
-    with pytest.raises(hr.OptionError, match=r"classes \[3\]"):
-        len(hr.arrays(place))
-    with pytest.raises(hr.OptionError, match=r"'label' must be one of .*labels"):
-        len(hr.arrays(place, ["label"]))
-    with pytest.raises(hr.OptionError, match="names="):
-        hr.arrays(place, "labels")
-    place = put_npz(__key__=np.arange(3), x=np.arange(3))
-    with pytest.raises(hr.OptionError, match=rf"{place} has '__key__', and names .* such as {{'value': '__key__'}}"):
-        len(hr.arrays(place))
-    assert hr.arrays(place, {"value": "__key__"})[1]["value"] == 1
-
-
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_state_does_not_fit_other_arrays(is_shuffled: bool) -> None:
     place = put_npz(**{name: np.arange(8) for name in ("a/x", "b/x", "a?x", "a?y")})

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zstandard
 from builders.memory import peak_of
-from builders.seekable import seekable, skippable, table_of
+from builders.packed import framed, skippable, table_of
 
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import Decompressor, Frames, kind_of, seek_table, seek_table_bytes, unpack_frame
@@ -285,17 +285,6 @@ def test_a_zstd_block_that_is_too_long_is_damage_before_it_is_complete() -> None
     assert "a block of 200000 bytes" in str(damage("zstd", begin)[1])
 
 
-@pytest.mark.parametrize("piece", [1, 100])
-def test_zstd_frame_shorter_than_its_size_is_damage(piece: int) -> None:
-    empty_block = b"\x01\0\0"
-    data = pack("zstd", b"a")[:6] + empty_block + pack("zstd", b"")[-4:]  # its checksum is right
-    archive = Decompressor("zstd", URL)
-    with pytest.raises(FormatError, match=r"damaged|claims to hold 1 bytes, 0 came out"):
-        for at in range(0, len(data), piece):
-            archive.feed(data[at : at + piece])
-            assert not list(drained(archive))
-
-
 def test_a_frame_that_needs_a_dictionary_is_damage() -> None:
     dictionary = zstandard.ZstdCompressionDict(mixed(1000), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     trained = zstandard.train_dictionary(2000, [mixed(200, seed) for seed in range(400)])
@@ -337,7 +326,7 @@ def frame_of(data: bytes, frames: Frames, i: int) -> bytes:
 @pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("parts", [[], [b""], [b"one", b"", mixed(5000), bytes(70_000)]])
 def test_frames_of_seekable_archives_decode_alone(parts: list[bytes], checksums: bool, own: bool) -> None:
-    data = seekable(parts, checksums, own)
+    data = framed(parts, checksums, own)
     frames = table(data)
     assert frames.packed.dtype == frames.unpacked.dtype == np.int64
     assert frames.unpacked.tolist() == [0, *itertools.accumulate(map(len, parts))]
@@ -346,7 +335,7 @@ def test_frames_of_seekable_archives_decode_alone(parts: list[bytes], checksums:
 
 
 def test_archive_that_is_not_seekable_has_no_seek_table() -> None:
-    plain, data = pack("zstd", mixed(500)), seekable([b"one", b"two"])
+    plain, data = pack("zstd", mixed(500)), framed([b"one", b"two"])
     assert seek_table_bytes(plain[-9:]) == seek_table_bytes(b"short") == 0
     assert seek_table(plain, len(plain)) is None
     with pytest.raises(ValueError, match="bytes long"):
@@ -355,7 +344,7 @@ def test_archive_that_is_not_seekable_has_no_seek_table() -> None:
 
 def test_no_flipped_bit_gives_other_bytes_when_frames_have_checksums() -> None:
     parts = [b"headrace " * 9, bytes(range(60))]
-    data = seekable(parts, own=True)
+    data = framed(parts, own=True)
     found = 0
     for damaged in flipped(data):
         need = seek_table_bytes(damaged[-9:])

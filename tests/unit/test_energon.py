@@ -13,7 +13,6 @@ from builders.stored import put_folder as put
 from builders.tars import tar
 
 import headrace as hr
-from headrace.formats.limits import Limits
 
 Sample = tuple[str, dict[str, bytes]]
 
@@ -164,10 +163,3 @@ def test_members_of_no_sample_are_skipped() -> None:
     index = struct.pack("<4Q", *starts, energon.offsets(archive)[-1])
     place = put({"0.tar": archive, "0.tar.idx": index})
     assert numbers(hr.stream(f"{place}/0.tar", format="energon")) == [0, 1, 2]
-
-
-def test_data_over_a_limit_is_a_limit_error() -> None:
-    with pytest.raises(hr.errors.LimitError, match="over the limit of 1000"):
-        list(hr.energon(put(ONE), limits=Limits(member_bytes=1000)))
-    with pytest.raises(hr.errors.LimitError, match=r"tar\.idx: all of it has 40 bytes"):
-        list(hr.energon(put(ONE), limits=Limits(member_bytes=30)))

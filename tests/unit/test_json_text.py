@@ -6,8 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from headrace.formats import lines
 from headrace.formats.lines import loads, loads_many
@@ -70,20 +68,3 @@ def test_deep_nesting_is_a_value_error() -> None:
     assert value == 1
     with pytest.raises(ValueError, match="it is nested too deep"):
         loads(b"[" * 100_000 + b"]" * 100_000)
-
-
-pieces = st.one_of(
-    st.sampled_from([*NUMBERS, *OTHERS, '"', "{", "}", "[", "]", ",", ":", "\\", "0", "1234567890"]).map(str.encode),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        max_leaves=8,
-    ).map(lambda value: json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")),
-    st.binary(max_size=3),
-)
-
-
-@pytest.mark.slow
-@given(st.lists(st.lists(pieces, max_size=4).map(b"".join), min_size=1, max_size=4))
-def test_any_texts_parse_as_by_json(texts: list[bytes]) -> None:
-    check(texts)

@@ -12,8 +12,7 @@ import av
 import numpy as np
 import pytest
 from builders import videos
-from builders.boxes import places_of_boxes
-from builders.videos import URL, One, clip, table
+from builders.videos import URL, One, clip, places_of_boxes, table
 
 import headrace as hr
 from headrace.errors import DecodeError, FormatError, LimitError, OptionError

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from builders import videos
-from builders.boxes import places_of_boxes
-from builders.videos import URL, clip, table
+from builders.videos import URL, clip, places_of_boxes, table
 from hypothesis import given
 from hypothesis import strategies as st
 

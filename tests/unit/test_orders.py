@@ -159,9 +159,6 @@ def test_draws_at_any_positions_follow_their_specification(
     assert order.locate(np.array(positions, np.int64)).rows.tolist() == [wanted[p] for p in positions]
 
 
-ANY_KEY = st.integers(0, 2**64 - 1)
-
-
 def whole(n: int, key: int) -> np.ndarray:
     return permutation(np.arange(n), n, key)
 
@@ -189,15 +186,6 @@ def test_keys_give_the_same_for_many_as_for_few_and_in_any_integer_type() -> Non
     assert draw("keys", np.int64(17), np.uint8(3)) == draw("keys", 17, 3)
 
 
-def test_all_orders_of_four_are_equally_likely_when_keys_differ_by_one() -> None:
-    rounds = 24_000
-    counts = dict.fromkeys(itertools.permutations(range(4)), 0)
-    for key in range(rounds):
-        counts[tuple(whole(4, key).tolist())] += 1
-    assert len(counts) == 24
-    assert abs(excess(np.array(list(counts.values())), rounds / 24, 23)) < 5
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [300, 4096, 4097, 5000, 10**6])
 def test_orders_of_keys_that_differ_by_one_are_as_random_as_a_shuffle(n: int) -> None:
@@ -207,16 +195,6 @@ def test_orders_of_keys_that_differ_by_one_are_as_random_as_a_shuffle(n: int) ->
     assert (np.abs(found.mean(axis=0)) * np.sqrt(rounds) < 5).all(), found.mean(axis=0)
     assert (found.std(axis=0) < 1 + 4 / np.sqrt(rounds)).all(), found.std(axis=0)
     assert (found.std(axis=0) > 1 - 4 / np.sqrt(rounds) - 0.1).all(), found.std(axis=0)
-
-
-@pytest.mark.parametrize("step", [1, 0x9E3779B97F4A7C15, 2**32, 2**57])
-def test_orders_of_similar_keys_are_uncorrelated(step: int) -> None:
-    for n in (1000, 10_000):
-        orders = [whole(n, key * step % 2**64) for key in range(100)]
-        alike = [np.corrcoef(one, other)[0, 1] * np.sqrt(n) for one, other in itertools.pairwise(orders)]
-        assert abs(np.mean(alike)) * np.sqrt(len(alike)) < 5
-        assert np.std(alike) < 1.4
-        assert np.mean([(one == other).sum() for one, other in itertools.pairwise(orders)]) < 1.6
 
 
 def excess(counts: np.ndarray, expected: float | np.ndarray, freedom: int) -> float:
@@ -248,37 +226,6 @@ def plain(count: int) -> ShardOrder:
 
 def rows(order: DrawnOrder) -> np.ndarray:
     return order.locate(np.arange(order.count)).rows
-
-
-def test_each_is_drawn_in_proportion_to_its_weight() -> None:
-    weights = np.array([1.0, 0.0, 5.0, 0.25, 10.0, 3.0, 0.0])
-    counts = np.bincount(rows(DrawnOrder(plain(7), 100_000, (1, 2), weights, True)), minlength=7)
-    having = weights > 0
-    assert not counts[~having].any()
-    assert abs(excess(counts[having], 100_000 * weights[having] / weights.sum(), 4)) < 5
-
-
-def test_draws_that_follow_one_another_are_independent() -> None:
-    for weights in (None, np.array([1.0, 2.0, 3.0, 4.0])):
-        found = rows(DrawnOrder(plain(4), 80_000, (3,), weights, True))
-        likely = np.full(4, 0.25) if weights is None else weights / weights.sum()
-        pairs = np.bincount(found[:-1] * 4 + found[1:], minlength=16)
-        assert abs(excess(pairs, 79_999 * np.outer(likely, likely).ravel(), 15)) < 5
-
-
-@pytest.mark.slow
-def test_draws_without_replacement_follow_the_weights() -> None:
-    weights = np.array([1.0, 2.0, 3.0, 6.0])
-    pairs = np.zeros((4, 4))
-    rounds = 12_000
-    for key in range(rounds):
-        first, second = chosen_by_weight(weights, 2, key)
-        pairs[first, second] += 1
-    likely = weights / weights.sum()
-    expected = rounds * likely[:, None] * likely[None, :] / (1 - likely[:, None])
-    apart = ~np.eye(4, dtype=bool)
-    assert not pairs[~apart].any()
-    assert abs(excess(pairs[apart], expected[apart], 11)) < 5
 
 
 def test_drawn_positions_are_those_of_the_other_order() -> None:
@@ -362,27 +309,6 @@ def test_windows_follow_one_another(sizes: list[int], by: str, key: Key, windows
         if by == "within":  # another key permutes the samples of a window only
             assert sorted(located(order, inside)) == sorted(located(other, inside))
         position = end
-
-
-def windows_of(order: Order) -> np.ndarray:
-    """The window in which each sample of a pass over shards of one size comes."""
-    shards, rows = order.locate(np.arange(order.count))
-    windows = np.empty(order.count, np.int64)
-    windows[shards * (rows.max() + 1) + rows] = np.arange(order.count) // order.window_end(0)
-    return windows
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shards", [1, 2, 32, 64])
-def test_samples_come_in_another_window_each_epoch_when_shards_are_equal(shards: int) -> None:
-    count = 2**18  # 32 lanes, each of 16 blocks
-    sizes = np.full(shards, count // shards)
-    epochs = [windows_of(ShardOrder(sizes, "windows", (0, epoch), Windows(32, 512))) for epoch in range(9)]
-    assert epochs[0].max() == 15
-    same = np.mean([(a == b).mean() for a, b in itertools.pairwise(epochs)])
-    assert 0.5 / 16 < same < 2 / 16
-    alike = np.mean([(epoch == epochs[0]).all() for epoch in epochs[1:]])
-    assert alike == 0
 
 
 @pytest.mark.parametrize("shards", [1, 32, 64, 256])

@@ -15,7 +15,7 @@ from builders.rows import Plain, listed, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace._util.sample_ranges import BlockNumbers, Rows, member_pieces, spans_of, spans_of_each
+from headrace._util.sample_ranges import BlockNumbers, Rows, spans_of, spans_of_each
 from headrace._util.shared_memory import Arena, Lease
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
@@ -143,19 +143,6 @@ def test_parts_know_the_offsets_of_their_samples(arena: Arena) -> None:
         one.release()
     for shard in shards:
         shard.close()
-
-
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=8), st.data())
-def test_pieces_of_a_member_are_its_bytes(sizes: list[int], data: st.DataObject) -> None:
-    ends = np.cumsum(sizes).tolist()
-    starts = [0, *ends[:-1]]
-    offset = data.draw(st.integers(0, ends[-1]))
-    size = data.draw(st.integers(0, ends[-1] - offset))
-    whole = bytes(range(256))[: ends[-1]]
-    spans = [whole[a:b] for a, b in zip(starts, ends, strict=True)]
-    pieces = member_pieces(starts, ends, offset, size)
-    assert b"".join(spans[k][a:b] for k, a, b in pieces) == whole[offset : offset + size]
-    assert all(a < b for _, a, b in pieces)
 
 
 def test_objects_and_packed_samples_are_cut(arena: Arena) -> None:

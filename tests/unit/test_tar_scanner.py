@@ -268,20 +268,3 @@ def test_each_wrong_entry_is_detected(kind: str, folders: int) -> None:
     assert wrong(view, replace(rows, offset=rows.offset + 1)) == list(range(1, len(rows.field)))
     keys = np.roll(rows.keys, 1)
     assert wrong(view, replace(rows, keys=keys)) == list(range(1, len(rows.field)))
-
-
-@pytest.mark.parametrize("kind", ["pax", "gnu"])
-def test_every_truncation_is_an_error_after_whole_samples(kind: str) -> None:
-    with tarfile.open(fileobj=(out := io.BytesIO()), mode="w", format=FORMATS[kind]) as tar:
-        for name, size in (("a.x", 700), ("a.y", 1), ("b.x" + "l" * 200, 513), ("c.x", 0), ("d.x", 1)):
-            info = tarfile.TarInfo(name)
-            info.size = size
-            tar.addfile(info, io.BytesIO(b"1" * size))
-    whole, end = out.getvalue(), len(out.getvalue().rstrip(b"\0")) // 512 * 512 + 512
-    complete, _ = scan(whole)
-    for length in [*range(0, end + 1, 64), *(at + d for at in range(512, end, 512) for d in (-1, 1)), end]:
-        found, error = scan(whole[:length])
-        assert error is not None, length
-        assert (error.offset, "truncated" in str(error)) == (length, True) if length else "is empty" in str(error)
-        assert found == complete[: len(found)] and len(found) < len(complete)
-    assert scan(whole[: end + 512])[1] is None
