@@ -170,7 +170,7 @@ _WITH_BOXES = (b"moof", b"traf", b"moov", b"trak", b"mvex", b"mdia", b"minf", b"
 
 
 def places_of_boxes(data: bytes, begin: int = 0, stop: int | None = None) -> Iterator[int]:
-    """Bytes where a reader could go wrong: the beginning of each box, the middle of its header, and its body."""
+    """Bytes where a reader could go wrong: the beginning of each box, the middle of its header, its body and end."""
     at, stop = begin, len(data) if stop is None else stop
     while at < stop:
         size, kind = struct.unpack_from(">I4s", data, at)

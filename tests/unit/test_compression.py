@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import zstandard
 from builders.memory import peak_of
-from builders.packed import framed, skippable, table_of
+from builders.seekable import seekable, skippable, table_of
 
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import Decompressor, Frames, kind_of, seek_table, seek_table_bytes, unpack_frame
@@ -326,7 +326,7 @@ def frame_of(data: bytes, frames: Frames, i: int) -> bytes:
 @pytest.mark.parametrize("checksums", [False, True])
 @pytest.mark.parametrize("parts", [[], [b""], [b"one", b"", mixed(5000), bytes(70_000)]])
 def test_frames_of_seekable_archives_decode_alone(parts: list[bytes], checksums: bool, own: bool) -> None:
-    data = framed(parts, checksums, own)
+    data = seekable(parts, checksums, own)
     frames = table(data)
     assert frames.packed.dtype == frames.unpacked.dtype == np.int64
     assert frames.unpacked.tolist() == [0, *itertools.accumulate(map(len, parts))]
@@ -335,7 +335,7 @@ def test_frames_of_seekable_archives_decode_alone(parts: list[bytes], checksums:
 
 
 def test_archive_that_is_not_seekable_has_no_seek_table() -> None:
-    plain, data = pack("zstd", mixed(500)), framed([b"one", b"two"])
+    plain, data = pack("zstd", mixed(500)), seekable([b"one", b"two"])
     assert seek_table_bytes(plain[-9:]) == seek_table_bytes(b"short") == 0
     assert seek_table(plain, len(plain)) is None
     with pytest.raises(ValueError, match="bytes long"):
@@ -344,7 +344,7 @@ def test_archive_that_is_not_seekable_has_no_seek_table() -> None:
 
 def test_no_flipped_bit_gives_other_bytes_when_frames_have_checksums() -> None:
     parts = [b"headrace " * 9, bytes(range(60))]
-    data = framed(parts, own=True)
+    data = seekable(parts, own=True)
     found = 0
     for damaged in flipped(data):
         need = seek_table_bytes(damaged[-9:])

@@ -18,7 +18,7 @@ from typing import Any
 
 import lz4.frame
 import zstandard
-from builders.packed import framed
+from builders.seekable import seekable
 from full.fuzz.dice import Dice, edited
 
 from headrace.errors import FormatError, LimitError
@@ -74,7 +74,7 @@ def seeds() -> Iterator[bytes]:
     # an empty block where there should be one byte: the library does not see that when it is fed so
     yield b"\0\1\1" + b"\x28\xb5\x2f\xfd\x24\1\1\0\0\x99\xe9\xd8\x51"
     for frames, checksums in ((0, 0), (1, 0), (3, 1)):
-        yield b"\x02\0\0" + framed([b"%d" % k * 400 for k in range(frames)], bool(checksums), own=True)
+        yield b"\x02\0\0" + seekable([b"%d" % k * 400 for k in range(frames)], bool(checksums), own=True)
 
 
 def check(data: bytes) -> None:
