@@ -51,11 +51,6 @@ def test_each_parameter_has_a_line_of_its_own() -> None:
     assert not wrong
 
 
-def test_a_line_for_two_parameters_is_found() -> None:
-    source = 'def f(a, b, *c):\n    """F.\n\n    Args:\n        a, b: two.\n        *c: more.\n    """\n'
-    assert [name for _, name, known in described(ast.parse(source)) if name not in known] == ["a, b"]
-
-
 def examples() -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
     for path in sorted(SOURCES.rglob("*.py")):

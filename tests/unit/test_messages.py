@@ -1,9 +1,10 @@
-"""Messages to and from workers: their fields, the values that many of them share, and errors with their origins."""
+"""Chains and messages of workers: fields, values that many messages share, and errors with their origins."""
 
 from __future__ import annotations
 
 import dataclasses
 import pickle
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,13 +12,26 @@ import pytest
 from headrace._util import pickled
 from headrace._util.pickled import packed_once
 from headrace.cli.settings import say
-from headrace.errors import FormatError, WorkerDiedError
+from headrace.errors import FormatError, LoaderClosedError, WorkerDiedError
 from headrace.formats.tar.scanner import TarScanner
 from headrace.torch_compat.serialize import pack_error, pack_worker_error, unpack_error
 from headrace.workers.chain_runner import note_origin
+from headrace.workers.chains import Chains, KnownChain, PackedChain, SharedChain
 from headrace.workers.failures import NOWHERE, Failure, Origin, PackedError, Scope
 from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart
-from headrace.workers.tasks import Finish, PlaceMessage, Reply, Step, Task, TaskMessage, died, exit_text
+from headrace.workers.tasks import (
+    Chain,
+    Finish,
+    Message,
+    PlaceMessage,
+    Reply,
+    SpecMessage,
+    Step,
+    Task,
+    TaskMessage,
+    died,
+    exit_text,
+)
 
 
 @pytest.mark.parametrize("kind", [TaskMessage, PlaceMessage, Reply, RawPart, PackedPart, ApartPart, ListPart])
@@ -147,3 +161,69 @@ def test_exit_of_a_worker_is_raised_as_its_death(raised: BaseException, code: in
     error = unpack_error(pack_worker_error(raised, "in DataLoader worker process 3"))
     assert isinstance(error, WorkerDiedError)
     assert error.exitcode == code
+
+
+class Link:
+    """A worker that records what it receives."""
+
+    def __init__(self) -> None:
+        self.chains, self.specs = dict[int, SharedChain](), dict[int, bytes]()
+
+    def send(self, message: Message) -> None:
+        assert isinstance(message, SpecMessage)
+        self.specs[message.chain] = message.spec
+
+    def learn(self, number: int, chain: SharedChain) -> None:
+        self.chains[number] = chain
+        self.specs.pop(number, None)
+
+
+def times(factor: list[int]) -> Chain:
+    return Chain((Step("map(times)", "map", lambda n: n * factor[0]),))
+
+
+@pytest.mark.parametrize("shares_objects", [True, False])
+def test_worker_that_starts_later_has_the_same_chains(shares_objects: bool) -> None:
+    links, chain = [Link()], times([2])
+    with closing(Chains(lambda: links, shares_memory=True, shares_objects=shares_objects, modules={})) as chains:
+        chains.learn(1, chains.pack(chain))
+        chains.learn(2, chains.pack(chain))
+        chains.learn_spec(1, b"form")
+        links.append(Link())
+        chains.tell(links[1])
+        assert links[1].chains == links[0].chains
+        assert [link.specs for link in links] == [{1: b"form"}] * 2
+        assert [link.chains[1].load().steps[0].fn(4) for link in links] == [8, 8]
+        chains.learn(1, chains.pack(chain))  # an older one is forgotten, and the form of its samples too
+        links.append(Link())
+        chains.tell(links[2])
+        assert [link.specs for link in links] == [{}, {}, {}]
+
+
+def test_changed_chain_is_packed_again() -> None:
+    link, factor = Link(), [2]
+    with closing(Chains(lambda: [link], shares_memory=True, shares_objects=False, modules={})) as chains:
+        chain = times(factor)
+        packed = chains.pack(chain)
+        assert isinstance(packed, PackedChain)
+        chains.learn(1, packed)
+        chains.learn_spec(1, b"form")
+        assert chains.pack_changed(1, chain) is None
+        for is_in_use, form in ((True, {1: b"form"}), (False, {})):
+            factor[0] += 1
+            changed = chains.pack_changed(1, chain)
+            assert changed is not None
+            chains.learn_changed(1, changed, is_in_use=is_in_use)
+            assert link.chains[1].load().steps[0].fn(4) == 4 * factor[0]
+            assert link.specs == form
+
+
+def test_chain_of_thread_workers_is_not_kept_alive() -> None:
+    chain = times([2])
+    known = KnownChain(chain)
+    assert known.load() is chain
+    del chain
+    with pytest.raises(LoaderClosedError):
+        known.load()
+    with pytest.raises(TypeError):
+        known.message(1)

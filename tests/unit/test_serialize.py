@@ -1,18 +1,30 @@
-"""Objects as bytes come back equal, with memory of their own or as views, and exceptions complete."""
+"""Objects as bytes come back equal, exceptions complete. Modules go by value; a path names what cannot be sent."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
+import functools
+import importlib.util
+import inspect
 import itertools
+import linecache
+import mmap
+import multiprocessing
 import pickle
+import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 import aiohttp
 import botocore.exceptions
+import cloudpickle
 import numpy as np
 import pytest
 import requests
@@ -24,8 +36,10 @@ from hypothesis.extra import numpy as hnp
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from headrace.errors import DecodeError, StorageError
+from headrace._util.shared_memory import close_all
+from headrace.errors import CannotCarryError, DecodeError, StorageError
 from headrace.torch_compat import serialize
+from headrace.torch_compat.serialize import cannot_carry, cannot_carry_index
 
 DTYPES = st.one_of(
     hnp.boolean_dtypes(),
@@ -283,3 +297,351 @@ def test_exceptions_that_end_iteration_become_errors(kind: type[BaseException]) 
     assert kind.__name__ in str(got)
     assert "of the user" in str(got)
     assert got.__notes__ == ["stage: map(f)"]
+
+
+def test_cached_function_is_sent_with_an_empty_cache() -> None:
+    @functools.lru_cache(maxsize=7)
+    def doubled(value: int) -> int:
+        return 2 * value
+
+    doubled(4)
+    copy = serialize.copied(doubled)
+    assert (copy(4), copy.cache_parameters()) == (8, {"maxsize": 7, "typed": False})
+    assert copy.cache_info().misses == 1
+
+
+def test_class_with_cached_properties_goes_by_value() -> None:
+    class Lazy:
+        @functools.cached_property
+        def value(self) -> int:
+            return 5
+
+    assert serialize.copied(Lazy)().value == 5
+
+
+class Kelvin(float, enum.Enum):
+    ROOM = 20
+
+    def __new__(cls, celsius: float) -> Any:
+        member = float.__new__(cls, celsius + 273.15)
+        member._value_ = celsius
+        return member
+
+
+class Planet(enum.Enum):
+    EARTH = 1
+
+    def __init__(self, moons: int) -> None:
+        self.moons = moons
+
+
+def test_flags_are_sent_after_their_inverse_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = enum.IntFlag("flags", "READ WRITE")
+    monkeypatch.setattr(flags, "__module__", "__main__")  # so that it goes by value
+    assert (~flags.READ).value == serialize.copied(~flags.READ).value
+
+
+@pytest.mark.parametrize("member", [Kelvin.ROOM, Planet.EARTH])
+def test_enumeration_whose_members_are_more_than_their_values_is_refused(
+    member: enum.Enum, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(member), "__module__", "__main__")  # so that it goes by value
+    with pytest.raises(TypeError, match=r"more than its value|requires a 'float'"):
+        serialize.copied(member)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+@pytest.mark.parametrize(
+    "part",
+    [lambda array: array, lambda array: array[100:200:2], lambda array: np.asarray(array)[5:]],
+    ids=["memmap", "slice", "plain array"],
+)
+def test_array_of_a_mapped_file_is_mapped_again(mode: Any, part: Callable[[Any], Any], tmp_path: Path) -> None:
+    np.arange(300, dtype=np.int32).tofile(tmp_path / "numbers.bin")
+    array = part(np.memmap(tmp_path / "numbers.bin", np.int32, mode))
+    copy = serialize.copied(array)
+    assert type(copy) is type(array)
+    assert copy.tolist() == array.tolist()
+    assert copy.flags.writeable == (mode == "r+")
+    np.arange(300, 600, dtype=np.int32).tofile(tmp_path / "numbers.bin")
+    assert copy[0] >= 300, "it is the file's memory"
+
+
+def test_array_of_a_mapped_file_is_copied_when_the_file_is_gone_or_changes_are_private(tmp_path: Path) -> None:
+    np.arange(3, dtype=np.int32).tofile(tmp_path / "numbers.bin")
+    private = np.memmap(tmp_path / "numbers.bin", np.int32, "c")
+    private[0] = 7
+    assert serialize.copied(private).tolist() == [7, 1, 2]
+    gone = np.memmap(tmp_path / "numbers.bin", np.int32, "r")
+    (tmp_path / "numbers.bin").unlink()
+    assert serialize.copied(gone).tolist() == [0, 1, 2]
+
+
+class Measured(np.ndarray):
+    """An array with an attribute."""
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.zeros(2),
+    lambda: torch.zeros(2).share_memory_(),
+    lambda: torch.nn.Parameter(torch.zeros(2)),
+    lambda: np.zeros(2).view(Measured),
+], ids=["tensor", "shared tensor", "parameter", "array"])  # fmt: skip
+def test_attributes_are_sent_with_tensors_and_arrays(make: Callable[[], Any]) -> None:
+    plain, measured = make(), make()
+    measured.unit = "m"
+    first, second = serialize.copied([plain, measured])
+    assert (type(second), second.unit, second.tolist()) == (type(measured), "m", [0, 0])
+    assert not hasattr(first, "unit")
+
+
+@pytest.fixture
+def shared() -> Iterator[SharedMemory]:
+    memory = SharedMemory(create=True, size=80)
+    yield memory
+    memory.close()
+    memory.unlink()
+
+
+@pytest.mark.process
+@pytest.mark.may_leave(
+    processes="resource_tracker",
+    descriptors="/dev/shm/pym-|pipe:",
+    mappings="pym-",
+    reason="multiprocessing keeps them",
+)
+def test_array_over_memory_that_processes_share_is_an_error(shared: SharedMemory) -> None:
+    def check(array: Any) -> None:
+        for part in (array, array[::2], array.reshape(5, 2)):
+            with pytest.raises(CannotCarryError, match="what a worker writes to it would be lost"):
+                serialize.pack_for_workers([part], [])
+        array.flags.writeable = False
+        assert serialize.copied(array).tolist() == [0] * 10
+
+    check(np.frombuffer(multiprocessing.RawArray("q", 10), np.int64))
+    check(np.ndarray(10, np.int64, shared.buf))
+    check(np.frombuffer(mmap.mmap(-1, 80), np.int64))
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Iterator[ModuleType]:
+    """A module that was loaded from a place that is not on the path: no worker could import it."""
+    path = tmp_path / "plugin_of_a_user.py"
+    path.write_text("def twice(x):\n    return 2 * x\n\n\nclass Pair(tuple):\n    pass\n")
+    spec = importlib.util.spec_from_file_location("plugin_of_a_user", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["plugin_of_a_user"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    if "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.unregister_pickle_by_value(module)
+    del sys.modules["plugin_of_a_user"]
+
+
+def sent(value: object) -> bytes:
+    descriptors: list[int] = []
+    try:
+        return b"".join(bytes(part) for part in serialize.pack_for_workers(value, descriptors))
+    finally:
+        close_all(descriptors)
+
+
+def test_module_that_workers_cannot_import_is_registered_in_cloudpickle(plugin: ModuleType) -> None:
+    before = cloudpickle.dumps(plugin.twice)
+    assert len(sent(plugin.twice)) > len(before), "it goes by value"
+    assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value()
+    assert len(serialize.pack_bytes(plugin.Pair)) > 100, "so do samples, once that is known"
+
+
+CELL = """\
+def double(x):
+    # a comment, which only the source has
+    def inner():
+        return x["number"]
+    return 2 * inner()
+"""
+
+
+def reduced_as_by(file: str | None) -> Callable[[CodeType], Any]:
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def reduced(code: CodeType) -> Any:
+        make, arguments = reduce(code)
+        return make, tuple(file or code.co_filename if k == 10 else value for k, value in enumerate(arguments))
+
+    return reduced
+
+
+@pytest.mark.parametrize("file", [None, "<dynamic-code>"])
+def test_source_lines_of_a_cell_are_sent_with_its_functions(monkeypatch: pytest.MonkeyPatch, file: str | None) -> None:
+    """The lines of a notebook's cell are in the trainer's `linecache` only."""
+    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, reduced_as_by(file))
+    cell = "<ipython-input-7-8a1b>"
+    monkeypatch.setitem(linecache.cache, cell, (len(CELL), None, CELL.splitlines(keepends=True), cell))
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(CELL, cell, "exec"), scope)
+    descriptors: list[int] = []
+    parts = serialize.pack_for_workers(scope["double"], descriptors)
+    del linecache.cache[cell]  # as in a worker
+    target = memoryview(bytearray(serialize.packed_size(parts)))
+    double = serialize.unpack_in_worker(target, serialize.write(parts, target), descriptors)
+    assert inspect.getsource(double) == CELL
+    with pytest.raises(KeyError) as caught:
+        double({})
+    assert 'return x["number"]' in "".join(traceback.format_exception(caught.value))
+
+
+def test_code_sent_by_value_keeps_its_file_name(plugin: ModuleType) -> None:
+    def outer() -> object:
+        return lambda: None
+
+    sent(plugin.twice)
+    for function in (plugin.twice, outer):
+        came = serialize.unpack_bytes(serialize.pack_bytes(function))
+        assert came is not function
+        assert came.__code__ == function.__code__
+        assert came.__code__.co_filename == function.__code__.co_filename
+    assert came().__code__.co_filename == __file__
+
+
+LOCK = threading.Lock()
+
+
+class Plain:
+    """A data set, a transform: whatever has attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def begin(self, worker: int) -> None:
+        del worker
+
+
+class Slotted:
+    __slots__ = ("first", "second")
+
+    def __init__(self, value: Any) -> None:
+        self.first, self.second = "a", value
+
+
+class Choosy(Plain):
+    """Leaves what hinders out of its state, and keeps something else that does."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "lock"}
+
+
+class Wrapper:
+    """Passes attributes on to another data set, also during unpickling, before it has one."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def closure(value: Any) -> Callable[[Any], Any]:
+    return lambda batch: (batch, value)
+
+
+def by_default(value: Any) -> Callable[..., Any]:
+    def collate(batch: Any, *, log: Any = value) -> Any:
+        return batch, log
+
+    return collate
+
+
+def with_global(value: Any) -> Callable[..., Any]:
+    namespace: dict[str, Any] = {"lock": value, "unused": LOCK}
+    exec("def collate(batch):\n    return [lock for _ in batch] and lock\n", namespace)
+    return namespace["collate"]
+
+
+def class_with(value: Any) -> type:
+    class Local:
+        log = value
+
+        def __init__(self) -> None:
+            super().__init__()  # its cell holds the class: a circle
+
+    return Local
+
+
+def friends(value: Any) -> Plain:
+    """Two objects that know one another, asked for the one without the fault first."""
+    first = Plain()
+    first.friend = Plain(friend=first)  # type: ignore[attr-defined]
+    first.log = value  # type: ignore[attr-defined]
+    return first
+
+
+PATHS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("x", lambda value: value),
+    ("x.transforms[2].log", lambda value: Plain(name="a", transforms=[1, Plain(), Plain(log=value)])),
+    ("x['b'][1]", lambda value: {"a": 1, "b": ("c", value)}),
+    ("x[0]", lambda value: {value}),
+    ("x.second", Slotted),
+    ("x.other", lambda value: Choosy(lock=LOCK, other=value)),
+    ("x.<variable value>", closure),
+    ("x.<global lock>", with_global),
+    ("x.log", friends),
+    ("x.log", by_default),
+    ("x.args[0]", lambda value: functools.partial(print, value)),
+    ("x.keywords['log'].log", lambda value: functools.partial(print, log=Plain(log=value))),
+    ("x.func.<variable value>", lambda value: functools.partial(closure(value), 1)),
+    ("x.__self__.log", lambda value: Plain(log=value).begin),
+    ("type(x).log", lambda value: class_with(value)()),
+    ("x.inner.log", lambda value: Wrapper(Plain(log=value))),
+]
+
+
+def named_by(value: Any) -> str:
+    return str(cannot_carry(TypeError("nothing is found"), {"x": value})).partition(" cannot be sent")[0]
+
+
+@pytest.mark.parametrize(("path", "make"), PATHS)
+def test_path_names_the_unpicklable_value(path: str, make: Callable[[Any], Any]) -> None:
+    assert named_by(make(LOCK)) == f"{path} (a _thread.lock)"
+    assert named_by(make("just text")) == "x"
+
+
+def test_value_that_refuses_pickling_is_named() -> None:
+    class Refuses(Plain):
+        def __getstate__(self) -> Any:
+            raise ValueError("not today")
+
+    error = cannot_carry(TypeError("nothing is found"), {"dataset": [Refuses(lock=LOCK)]})
+    assert str(error).startswith(
+        f"dataset[0] (a {__name__}.{Refuses.__qualname__}) cannot be sent to a worker: not today"
+    )
+
+
+def test_path_is_short_when_things_are_nested_deeply_or_in_circles() -> None:
+    nested: list[Any] = [LOCK]
+    for _ in range(150):
+        nested = [nested]
+    nested.append(nested)
+    assert named_by(nested).startswith("x[0][0]")
+    assert "…" in named_by(nested)
+    assert len(named_by(nested)) < 300
+
+
+def test_error_names_the_first_fault_and_a_remedy() -> None:
+    reason = TypeError("cannot pickle something else")
+    error = cannot_carry(reason, {"dataset": Plain(), "collate_fn": closure(LOCK), "worker_init_fn": None})
+    assert isinstance(error, CannotCarryError)
+    assert isinstance(error, TypeError)
+    assert str(error).startswith(
+        "collate_fn.<variable value> (a _thread.lock) cannot be sent to a worker: cannot pickle '_thread.lock' object."
+    )
+    for offer in ("__getitem__", "worker_init_fn", 'multiprocessing_context="fork"'):
+        assert offer in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert str(cannot_carry_index(reason, [LOCK])).startswith("sampler's index[0] (a _thread.lock) cannot be sent")
+
+
+def test_error_without_a_found_fault_keeps_the_reason() -> None:
+    error = cannot_carry(MemoryError("no room"), {"dataset": Plain(), "collate_fn": None})
+    assert str(error).startswith("dataset and collate_fn cannot be sent to a worker: no room.")

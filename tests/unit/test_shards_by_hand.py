@@ -37,7 +37,6 @@ from headrace.readers.sequential import (
     ShardPlan,
     ShardProducer,
     ShardReading,
-    ShuffleBuffer,
     ShuffleWindow,
 )
 from headrace.torch_compat.serialize import pack_error, unpack_error
@@ -575,15 +574,6 @@ def test_cancelled_reading_holds_no_memory(
             hand.answer(choose(len(hand.waiting)))
             steps -= 1
         hand.settle(hand.running.cancel)
-
-
-@pytest.mark.slow
-@some
-@given(counts=COUNTS, seed=SEEDS, size=st.integers(1, 9))
-def test_buffered_samples_are_emitted_once(counts: list[int], seed: int, size: int) -> None:
-    with found(counts, seed, buffer=ShuffleBuffer(size, 3)) as hand:
-        hand.finish(any_order(seed))
-        assert sorted(hand.samples, key=lambda sample: int(sample["cls"])) == bodies(counts)
 
 
 def test_rounds_are_reported_and_an_empty_endless_round_is_an_error() -> None:

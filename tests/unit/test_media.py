@@ -1,4 +1,4 @@
-"""Images decode to the same pixels by every library, scaled or not. Damaged and huge ones are errors."""
+"""Images decode to the same pixels by every library, scaled or not. Sounds are those that were written. Limits hold."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import videos
 from builders.memory import peak_of
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image, features
+from unit import decoding
 from unit.decoding import SMOOTH, decoded, failure, mean_difference, picture, saved
 
-from headrace.formats.limits import Limits
-from headrace.formats.media import pillow_image, shrinkage, simplejpeg_pixels
+from headrace.formats.limits import DEFAULTS, Limits
+from headrace.formats.media import (
+    by_pillow,
+    by_torch,
+    pillow_image,
+    scaled,
+    shrinkage,
+    simplejpeg_pixels,
+    torch_is_fast,
+)
 
 MOST = Limits()
 KINDS = {"JPEG": "jpg", "PNG": "png", "PPM": "ppm", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tif"}
@@ -336,3 +348,124 @@ def test_data_that_is_no_image_is_an_error(data: bytes) -> None:
     for spec in SPECS:
         assert "an image (png): " in str(failure("png", data, spec))
         assert "0x" not in str(failure("png", data, spec))  # no object's address
+
+
+LENGTHS = st.integers(1, 70)
+
+
+@pytest.mark.skipif(not torch_is_fast(), reason="torch is not used here: this processor has no AVX2")
+@given(LENGTHS, LENGTHS, LENGTHS, LENGTHS, st.booleans(), st.integers(0, 99))
+def test_torch_and_pillow_differ_by_one_at_most(
+    height: int, width: int, to_height: int, to_width: int, is_gray: bool, seed: int
+) -> None:
+    shape = (height, width) if is_gray else (height, width, 3)
+    pixels = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    one, other = by_torch(pixels, (to_height, to_width)), by_pillow(pixels, (to_height, to_width))
+    assert one.shape == other.shape == (to_height, to_width, *shape[2:])
+    assert one.dtype == other.dtype == np.uint8
+    assert np.abs(one.astype(int) - other).max() <= 1
+    assert one.flags.c_contiguous
+    assert one.flags.writeable
+
+
+@pytest.mark.parametrize(("shape", "size"), [
+    ((100_000, 1), (1, 1)), ((1, 100_000), (1, 3)), ((1000, 1000, 3), (1, 1)), ((2, 3, 3), (900, 700)),
+])  # fmt: skip
+def test_extreme_scaling_equals_pillow(shape: tuple[int, ...], size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    assert np.abs(scaled(pixels, size).astype(int) - by_pillow(pixels, size)).max() <= 1
+
+
+def test_scaling_keeps_a_single_colour() -> None:
+    for size in ((3, 5), (300, 200)):
+        assert (scaled(np.full((31, 47, 3), 255, np.uint8), size) == 255).all()
+
+
+def test_array_of_the_right_size_is_returned() -> None:
+    pixels = np.zeros((4, 5, 3), np.uint8)
+    assert scaled(pixels, (4, 5)) is pixels
+
+
+soundfile = pytest.importorskip("soundfile")
+
+TONE = np.sin(np.arange(2000, dtype=np.float32) / 9)[:, None] * np.array([[0.5, -0.25]], np.float32)
+
+
+def tone(kind: str, subtype: str | None = None, *, times: int = 1) -> bytes:
+    soundfile.write(out := io.BytesIO(), np.tile(TONE, (times, 1)), 16000, format=kind, subtype=subtype)
+    return out.getvalue()
+
+
+def packed_tone(container: str) -> bytes:
+    """One second of 440 Hz."""
+    av = videos.av
+    samples = np.sin(np.arange(48000, dtype=np.float32) / 48000 * 440 * 2 * np.pi)[None] / 2
+    with av.open(out := io.BytesIO(), "w", format=container) as file:
+        stream = file.add_stream("libopus" if container == "webm" else "aac", rate=48000)
+        stream.layout = "mono"
+        for at in range(0, 48000, 960):
+            frame = av.AudioFrame.from_ndarray(samples[:, at : at + 960], format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 48000, at
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def heard(what: str, data: bytes) -> Any:
+    sound = decoding.decoded("x", data, x=what)
+    assert sound["array"].dtype == np.float32
+    assert sound["array"].flags.c_contiguous
+    return sound
+
+
+def audio_failure(what: str, data: bytes, limits: Limits = DEFAULTS) -> str:
+    return str(decoding.failure("x", data, x=what, limits=limits))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "subtype", "most"), [
+    ("WAV", "FLOAT", 0), ("WAV", "PCM_16", 0), ("FLAC", None, 0), ("AIFF", None, 0), ("OGG", None, 1e-5),
+    ("MP3", None, 1e-4),
+])  # fmt: skip
+def test_torchcodec_and_soundfile_decode_the_same(kind: str, subtype: str | None, most: float) -> None:
+    videos.torchcodec()
+    data = tone(kind, subtype)
+    sound, wanted = heard("audio:torchcodec", data), heard("audio", data)
+    assert (sound["rate"], sound["array"].shape[0]) == (16000, 2)
+    assert abs(sound["array"].shape[1] - 2000) <= (300 if kind == "OGG" else 0), "it counts what the encoder padded"
+    both = min(sound["array"].shape[1], 2000)
+    assert np.abs(sound["array"][:, :both] - wanted["array"][:, :both]).max() <= most
+    why = "audio:torchcodec: its samples in 2 channels take over 9999 bytes"
+    assert why in audio_failure("audio:torchcodec", data, Limits(member_bytes=9999))
+
+
+@pytest.mark.parametrize("container", ["mp4", "adts", "webm"])
+def test_torchcodec_decodes_containers_unknown_to_soundfile(container: str) -> None:
+    videos.torchcodec()
+    data = packed_tone(container)
+    sound = heard("audio:torchcodec", data)
+    assert sound["rate"] == 48000
+    assert 0 <= sound["array"].shape[1] - 48000 < 4000, "encoders pad"
+    loud = np.abs(np.fft.rfft(sound["array"][0][:48000]))
+    assert abs(int(loud.argmax()) - 440) <= 1
+    assert "not recognised; 'audio:torchcodec' knows more kinds" in audio_failure("audio", data)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "AIFF", "MP3", "mp4"])
+def test_torchcodec_reports_truncated_audio(kind: str) -> None:
+    videos.torchcodec()
+    whole = packed_tone("mp4") if kind == "mp4" else tone(kind, times=20)
+    heard("audio:torchcodec", whole)
+    assert "does not decode as audio:torchcodec" in audio_failure("audio:torchcodec", whole[: len(whole) * 2 // 3])
+
+
+def test_error_of_missing_torchcodec_names_its_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    error = audio_failure("audio:torchcodec", tone("WAV"))
+    for words in ("torchcodec does not load", "FFmpeg's shared libraries", "'audio' is by soundfile"):
+        assert words in error
+
+
+def test_audio_is_not_decoded_over_the_limit() -> None:
+    error = audio_failure("audio", tone("FLAC"), Limits(member_bytes=15999))
+    assert "2000 samples in 2 channels take 16000 bytes, over the limit of 15999" in error
