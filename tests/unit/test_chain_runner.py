@@ -1,21 +1,25 @@
-"""Chains of one step: samples at once equal samples one by one, with any failures."""
+"""Chains of one step: samples at once equal samples one by one, with any failures. Seeding of data pipes."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import IterDataPipe
 
 import headrace as hr
 from headrace._util.sample_ranges import Rows
 from headrace.formats.opening import MemberRows
 from headrace.torch_compat.serialize import unpack_error
 from headrace.torch_compat.spec import Mismatch, Spec
+from headrace.torch_compat.worker_info import seeded
 from headrace.workers.chain_runner import Maker
 from headrace.workers.failures import Failure
 from headrace.workers.sample_chunks import ListPart, Part, RawPart
@@ -124,3 +128,37 @@ def test_samples_are_written_together_if_each_of_them_fits(sample: Any, others: 
     else:
         with pytest.raises(Mismatch):
             spec.write(samples, slab, 0, len(samples))
+
+
+class Numbers(IterDataPipe[int]):
+    """A pipe that calls `looked` when torch traverses it."""
+
+    def __init__(self, looked: Callable[[], object]) -> None:
+        self.looked = looked
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([1, 2])
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.looked()
+        return {}
+
+
+def test_one_thread_at_a_time_goes_through_a_pipe() -> None:
+    inside, release = threading.Event(), threading.Event()
+
+    def first() -> None:
+        inside.set()
+        release.wait(30)
+
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(seeded, Numbers(first), 1)
+        assert inside.wait(30)
+        other = pool.submit(seeded, Numbers(lambda: None), 1)
+        try:
+            with pytest.raises(TimeoutError):  # it waits; else it ends now, with torch's error
+                other.result(0.2)
+        finally:
+            release.set()
+        one.result()
+        other.result()

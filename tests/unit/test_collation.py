@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from builders.arrays import npy
-from builders.bodies import laid_out
+from builders.rows import laid_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves, tree_map

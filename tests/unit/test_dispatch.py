@@ -39,11 +39,11 @@ class House:
     async def release(self, size: int) -> None:
         self.held -= size
         self.budget.changed()
-        await settled()
+        await turns()
 
 
-async def settled() -> None:
-    for _ in range(5):
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
         await asyncio.sleep(0)
 
 
@@ -53,7 +53,7 @@ pytestmark = pytest.mark.asyncio
 async def test_bytes_are_admitted_up_to_the_limit() -> None:
     house = House(100)
     asked = [house.ask(k, 40) for k in range(5)]
-    await settled()
+    await turns()
     assert house.let_in == [0, 1]
     await house.release(40)
     assert house.let_in == [0, 1, 2]
@@ -65,7 +65,7 @@ async def test_bytes_are_admitted_up_to_the_limit() -> None:
 async def test_results_are_admitted_while_read_ahead_waits() -> None:
     house = House(4 * RAMP_BYTES)
     asked = [house.ask(k, RAMP_BYTES) for k in range(2)]
-    await settled()
+    await turns()
     assert house.let_in == [0]  # no more is read ahead
     assert house.budget.has_room(3 * RAMP_BYTES)
     assert not house.budget.has_room(3 * RAMP_BYTES + 1)
@@ -78,9 +78,9 @@ async def test_the_lowest_rank_goes_first_and_cancelled_requests_are_skipped() -
     await house.ask("first", 10)
     later = [house.ask(rank, 10, (rank,)) for rank in (5, 3, 9, 1)]
     gone = house.ask("gone", 10, (0,))
-    await settled()
+    await turns()
     gone.cancel()
-    await settled()
+    await turns()
     for _ in later:
         await house.release(10)
     assert house.let_in == ["first", 1, 3, 5, 9]
@@ -90,7 +90,7 @@ async def test_a_large_request_is_not_passed_by_small_ones() -> None:
     house = House(100)
     await house.ask("begin", 50)
     large, small = house.ask("large", 80, (1,)), house.ask("small", 10, (2,))
-    await settled()
+    await turns()
     assert house.let_in == ["begin"]
     await house.release(50)
     await asyncio.gather(large, small)
@@ -131,7 +131,7 @@ async def test_reading_ahead_begins_small_and_grows_while_workers_starve() -> No
     house = House(10**12)
     await house.ask(0, RAMP_BYTES)
     waits = house.ask(1, MiB)
-    await settled()
+    await turns()
     assert house.let_in == [0]
     house.budget.starved()
     house.budget.changed()
@@ -158,25 +158,20 @@ async def test_reading_ahead_does_not_grow_while_workers_wait_for_the_trainer() 
     house = House(10**12)
     await house.ask(0, RAMP_BYTES)
     house.ask(1, MiB)
-    await settled()
+    await turns()
     dispatch = Dispatch(_AtOnce(), house.budget, Arena())
     dispatch.has_begun, dispatch.has_waiting = True, lambda: True
     await dispatch.work(Task(0, 0, 0, Finish.SLOTS, []))
-    await settled()
+    await turns()
     assert house.let_in == [0]
     dispatch.has_waiting = lambda: False
     await dispatch.work(Task(0, 0, 1, Finish.SLOTS, []))
-    await settled()
+    await turns()
     assert house.let_in == [0, 1]
 
 
 class Thing:
     """An argument of work."""
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 async def test_pool_runs_each_call_once_and_concurrently() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.indexes import listed
 from builders.memory import peak_of
+from builders.rows import listed_index
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,7 +98,7 @@ def damaged(data: st.DataObject, packed: bytes, first: int = 0) -> bytearray:
 @pytest.mark.parametrize("index", [SMALL, LARGE, replace(SMALL, size=60, frames=FRAMES)])
 def test_unpack_gives_what_was_packed(index: ShardIndex) -> None:
     found = ShardIndex.unpack(index.pack(), WHAT)
-    assert listed(found) == listed(index)
+    assert listed_index(found) == listed_index(index)
     assert (found.rows.starts.dtype, found.rows.field.dtype, found.rows.size.dtype) == (np.int64, np.int32, np.int64)
 
 
@@ -251,7 +251,7 @@ def test_index_file_returns_each_shard() -> None:
     for at, one in {0: SMALL, 2: other}.items():
         start, stop, check = directory.block(at)
         check_block(data[start:stop], check, WHAT)
-        assert listed(ShardIndex.unpack(data[start:stop], WHAT)) == listed(one)
+        assert listed_index(ShardIndex.unpack(data[start:stop], WHAT)) == listed_index(one)
     assert directory.block(2)[1] == len(data)
     assert len(directory) == 3
     assert directory[2] == replace(entries[2], start=directory.block(2)[0])
@@ -266,7 +266,7 @@ def test_golden_index_file_of_version_1_is_read() -> None:
     for shard in (0, 1):
         start, stop, check = directory.block(shard)
         check_block(data[start:stop], check, WHAT)
-        found.append(listed(ShardIndex.unpack(data[start:stop], WHAT)))
+        found.append(listed_index(ShardIndex.unpack(data[start:stop], WHAT)))
     keys, fields, crcs = [b"a/000", b"a/001"], ["jpg", "cls", "jpg", "cls"], [0x01234567, 0x89ABCDEF, 0, 0xFFFFFFFF]
     offset, size, etag = [512, 2048, 3072, 4096], [700, 1, 300, 2], '"0f343b0931126a20f133d67c2b018a3b"'
     assert found[0] == (keys, [0, 2, 4], fields, offset, size, ("jpg", "cls"), crcs, 5120, etag, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from builders.arrays import npy
-from builders.bodies import laid_out
+from builders.rows import laid_out
 from full.fuzz.dice import Dice, edited
 
 from headrace.errors import DecodeError

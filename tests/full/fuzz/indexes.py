@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from builders.indexes import listed
+from builders.rows import listed_index
 from full.fuzz.dice import Dice
 
 from headrace._util.sample_ranges import Rows
@@ -30,7 +30,7 @@ FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")
 def _built(data: bytes) -> None:
     made = built(Dice(data))
     packed = made.pack()
-    assert listed(ShardIndex.unpack(packed, WHAT)) == listed(made)
+    assert listed_index(ShardIndex.unpack(packed, WHAT)) == listed_index(made)
     entry = Entry.of("s3://bucket/a.tar", made, packed)
     journal, file = io.BytesIO(index_of_one(entry, packed)), io.BytesIO()
     write_index(file, list(Journal(journal)), journal)
@@ -119,7 +119,7 @@ def _shard(index: ShardIndex) -> None:
         again = ShardIndex.unpack(index.pack(), WHAT)
     except LimitError:  # keys too long
         return
-    assert listed(again) == listed(index)
+    assert listed_index(again) == listed_index(index)
 
 
 def _directory(directory: Directory, size: int | None = None) -> None:
