@@ -104,18 +104,6 @@ def expected(plan: Setup) -> list[list[int]]:
 
 @pytest.mark.slow
 @shapes
-@given(plan=plans(), seed=SEEDS)
-def test_batches_equal_the_plan_in_any_order_of_answers(plan: Setup, seed: int) -> None:
-    result = run(plan, seed)
-    assert result.batches == expected(plan)
-    assert result.numbers == list(range(len(result.batches)))
-    if not any(stage.gives_many for stage in plan.stages):  # else that is refused
-        result = run(replace(plan, in_order=False, together=1), seed)
-        assert sorted(zip(result.numbers, result.batches, strict=True)) == list(enumerate(expected(plan)))
-
-
-@pytest.mark.slow
-@shapes
 @given(plan=plans(), seed=SEEDS, lefts=st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_run_is_resumed_exactly_from_a_snapshot(plan: Setup, seed: int, lefts: list[int]) -> None:
     whole = expected(plan)

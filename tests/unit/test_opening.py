@@ -1,4 +1,4 @@
-"""Samples of blocks, opened one by one and many together: the same values, and the same errors."""
+"""Samples of blocks opened together equal those opened singly. Windows of tokens have the tokens they should have."""
 
 from __future__ import annotations
 
@@ -6,17 +6,30 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import headrace as hr
+from headrace._util.sample_ranges import Rows
 from headrace.formats.format import Block, Format, RowsOfBlock
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.opening import BLOCK, ROW, BlockRows, MemberRows, Opener, SharedBlock, is_kept
+from headrace.formats.tokens import (
+    TokenFile,
+    TokenOpener,
+    TokenWindows,
+    WindowsOfDocuments,
+    ids_by_eos,
+    rows_of,
+    rows_with_documents,
+)
+from headrace.torch_compat.spec import Slots, Spec
+from headrace.workers.task_inputs import LeasedBodies
 
 
 class _Squares(RowsOfBlock):
@@ -64,11 +77,11 @@ def _body(data: bytes) -> list[tuple[str, bytes]]:
 
 def samples_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> list[dict[str, object]]:
     """A sample for each (block, row); the last block is opened for one row alone."""
-    some = rows_of(blocks, rows)
+    some = block_rows(blocks, rows)
     return [some.sample(k) for k in range(len(rows))]
 
 
-def rows_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRows:
+def block_rows(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRows:
     shared = [SharedBlock(k + 1, partial(_body, data)) for k, data in enumerate(blocks)]
     shared.append(SharedBlock(0, lambda: [("single", b"123")]))
     block, row = np.array(rows, np.int64).reshape(-1, 2).T
@@ -102,7 +115,7 @@ def test_rows_opened_together_equal_rows_opened_singly(blocks: list[bytes], data
     rows = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=20))
     start = data.draw(st.integers(0, len(rows) - 1))
     form = data.draw(st.sampled_from([_Numbers(), _Columns()]))
-    together = opened_together(Opener(form, DEFAULTS), rows_of(blocks, rows), start)
+    together = opened_together(Opener(form, DEFAULTS), block_rows(blocks, rows), start)
     assert together == opened(Opener(_Numbers(), DEFAULTS), samples_of(blocks, rows)[start:])
 
 
@@ -138,7 +151,7 @@ def test_samples_opened_together_equal_samples_opened_singly(bodies: list[bytes]
 @pytest.mark.slow
 def test_many_large_rows_are_not_opened_together() -> None:
     block = bytes(2**22)
-    rows = rows_of([block], [(0, row) for row in range(2**21 + 1)])
+    rows = block_rows([block], [(0, row) for row in range(2**21 + 1)])
     opener = Opener(_Numbers(), DEFAULTS)
     some, nbytes = opener.open_rows(rows, 0, 10)
     assert nbytes == len(some) == 10  # as many bytes as they have
@@ -179,7 +192,7 @@ def assert_opened(form: _Counted, opener: Opener, times: int = 1) -> None:
 @pytest.mark.parametrize("together", [False, True])
 def test_block_is_opened_once_and_released_with_its_last_wanted_row(together: bool) -> None:
     opener = Opener(form := _Counted(), DEFAULTS)
-    rows = rows_of([b"\1\2\3\4"], [(0, row) for row in (2, 0, 3, 1)])
+    rows = block_rows([b"\1\2\3\4"], [(0, row) for row in (2, 0, 3, 1)])
     rows.blocks[0].wanted = 4
     for number, row in enumerate((2, 0, 3, 1)):
         assert len(opener._opened) == (number > 0)
@@ -192,7 +205,7 @@ def test_block_without_a_count_is_released_with_its_last_row() -> None:
     opener = Opener(form := _Counted(), DEFAULTS)
     for some in ((2, 0), (3, 1)):  # by tasks of two windows
         assert len(opener._opened) == (some != (2, 0))
-        opened, _ = opener.open_rows(rows_of([b"\1\2\3\4"], [(0, row) for row in some]), 0, 2)
+        opened, _ = opener.open_rows(block_rows([b"\1\2\3\4"], [(0, row) for row in some]), 0, 2)
         assert [one["n"] for one in opened if one is not None] == [(row + 1) ** 2 for row in some]
     assert_opened(form, opener)
 
@@ -200,7 +213,7 @@ def test_block_without_a_count_is_released_with_its_last_row() -> None:
 def test_skipped_and_refused_rows_count_once() -> None:
     """Otherwise a block would be released too early, and opened again for the rest of it."""
     opener = Opener(form := _Counted(even=True), DEFAULTS)
-    rows = rows_of([bytes(range(6))], [(0, row) for row in range(6)])
+    rows = block_rows([bytes(range(6))], [(0, row) for row in range(6)])
     rows.blocks[0].wanted = 6
     for start in (0, 3):
         samples, _ = opener.open_rows(rows, start, start + 3)
@@ -225,3 +238,136 @@ def test_threads_open_different_blocks_at_the_same_time_and_one_block_once() -> 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(make, (0, 1, 0, 1), (0, 0, 1, 1))) == [0, 1, 0, 1]
     assert_opened(form, opener, 2)
+
+
+COUNTS = st.integers(0, 60)
+
+
+def file(count: int, begin: int = 0) -> TokenFile:
+    return TokenFile("u", begin, count, np.dtype("<u2"), begin + 2 * count, None)
+
+
+def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[list[int]]:
+    windows, end = [], 0
+    for k in range(0, len(tokens), stride):
+        window = tokens[k : k + length]
+        if len(window) == length or (short and (k + len(window) > end or not windows)):
+            windows.append(window)
+            end = k + len(window)
+    return windows
+
+
+@given(COUNTS, st.integers(1, 20), st.integers(1, 20), st.booleans())
+@example(10, 5, 4, True)
+def test_windows_equal_a_loop_over_the_tokens(count: int, length: int, stride: int, short: bool) -> None:
+    tokens, windows = list(range(count)), TokenWindows(length, stride, short)
+    numbers = np.arange(windows.count(count))
+    places = zip(windows.begins(numbers).tolist(), windows.ends(numbers, count).tolist(), strict=True)
+    found = [tokens[a:b] for a, b in places]
+    assert found == cut(tokens, length, stride, short=short)
+    if short and stride <= length:
+        assert {token for window in found for token in window} == set(tokens)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 12), st.booleans())
+def test_windows_of_documents_equal_those_of_each_document(
+    sizes: list[int], length: int, stride: int, short: bool
+) -> None:
+    windows = WindowsOfDocuments.of(TokenWindows(length, stride, short), np.cumsum([0, *sizes]))
+    ends = np.cumsum(sizes).tolist()
+    documents = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    wanted = [window for document in documents for window in cut(document, length, stride, short=short)]
+    assert windows.count == len(wanted)
+    begins, stops = windows.places(np.arange(windows.count))
+    assert [list(range(a, b)) for a, b in zip(begins.tolist(), stops.tolist(), strict=True)] == wanted
+    counts = windows.windows.counts(np.array(sizes))
+    assert counts.tolist() == [windows.windows.count(size) for size in sizes]
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 12), st.sets(st.integers(0, 60)), st.data())
+def test_members_of_windows_are_the_tokens_of_their_documents(
+    count: int, length: int, stride: int, documents: set[int], data: st.DataObject
+) -> None:
+    windows, starts = TokenWindows(length, stride, has_short=True), np.array(sorted(documents), np.int64)
+    there = windows.count(count)
+    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, there - 1), min_size=1))), np.int64)
+    begins, ends = windows.begins(chosen), windows.ends(chosen, count)
+    rows = rows_with_documents(file(count, 100), chosen, begins, ends, starts)
+    owner = np.searchsorted(starts, np.arange(count), side="right")
+    for k, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+        members = slice(int(rows.starts[k]), int(rows.starts[k + 1]))
+        at = ((rows.offset[members] - 100) // 2).tolist()
+        sizes = (rows.size[members] // 2).tolist()
+        assert [token for a, n in zip(at, sizes, strict=True) for token in range(a, a + n)] == [*range(begin, end)]
+        numbers = np.unique(owner[begin:end], return_inverse=True)[1]
+        assert np.repeat(np.arange(len(sizes)), sizes).tolist() == numbers.tolist()
+        assert rows.field[members].tolist() == list(range(len(sizes)))
+        assert int(rows.keys[k]) == chosen[k]
+    plain = rows_of(file(count, 100), chosen, begins, ends)
+    assert plain.offset.tolist() == (100 + 2 * begins).tolist()
+    assert plain.size.tolist() == (2 * (ends - begins)).tolist()
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_documents_begin_after_their_token(tokens: list[int]) -> None:
+    number, wanted = 0, []
+    for token in tokens:
+        wanted.append(number)
+        number += token == 0
+    assert ids_by_eos(np.array(tokens, np.int64), 0).tolist() == wanted
+
+
+@pytest.mark.parametrize("dtype", ["<u2", ">i4", "|u1"])
+def test_opened_tokens_own_their_memory(dtype: str) -> None:
+    body = np.arange(9, dtype=dtype).tobytes()
+    sample = {"__key__": "3", "__url__": "u", dtype: body}
+    made = TokenOpener(None, has_ids=False)(sample)
+    assert made["tokens"].flags.writeable
+    assert made["tokens"].flags.owndata
+    assert made["tokens"].dtype.isnative
+    assert made["tokens"].tolist() == list(range(9))
+    assert sample[dtype] == body
+
+
+@given(
+    st.sampled_from(["uint16", "int32", ">u2", "uint8"]),
+    st.integers(1, 700),
+    st.lists(st.integers(0, 40), min_size=1, max_size=20),
+    st.sampled_from([None, 3]),
+    st.lists(st.integers(1, 3000), max_size=5),
+)
+def test_windows_made_together_equal_single_windows(
+    dtype: str, window: int, starts: list[int], eos: int | None, cuts: list[int]
+) -> None:
+    count, itemsize = window + 40, np.dtype(dtype).itemsize
+    data = np.random.default_rng(window).integers(0, 9, count).astype(dtype).tobytes()
+    first = [0, *sorted({cut for cut in cuts if cut < len(data)})]
+    bodies = LeasedBodies([memoryview(data)[a:b] for a, b in pairwise([*first, len(data)])], first)
+    offset, size = np.array(starts) * itemsize, np.full(len(starts), window * itemsize)
+    keys = np.array([b"%d" % start for start in starts])
+    rows = Rows(keys, np.arange(len(starts) + 1), np.zeros(len(starts), np.int32), offset, size, (dtype,))
+    urls, opener = [f"memory://{start}" for start in starts], TokenOpener(eos, has_ids=False)
+    samples = [
+        opener({"__key__": str(start), "__url__": url, dtype: data[start * itemsize : (start + window) * itemsize]})
+        for start, url in zip(starts, urls, strict=True)
+    ]
+    spec = Spec.of(samples[0])
+    columns = opener.columns(rows, bodies, urls)
+    assert spec is not None
+    assert columns is not None
+    slots = Slots(spec, memoryview(bytearray(spec.nbytes(len(samples)))), 0, len(samples))
+    assert slots.fill_columns(columns, bodies, len(samples))
+    for found, sample in zip(slots.written(), samples, strict=True):
+        assert isinstance(found, dict)
+        assert list(found) == list(sample)
+        assert all(np.array_equal(found[name], value) for name, value in sample.items())
+
+
+def test_windows_of_several_sizes_or_pieces_are_made_one_by_one() -> None:
+    keys, zeros = np.array([b"0", b"1"]), np.zeros(2, np.int32)
+    bodies = LeasedBodies([memoryview(bytes(64))], [0])
+    rows = Rows(keys, np.arange(3), zeros, np.array([0, 8]), np.array([8, 4]), ("uint16",))
+    assert TokenOpener(None, has_ids=False).columns(rows, bodies, ["", ""]) is None
+    rows = Rows(keys[:1], np.array([0, 2]), zeros, np.array([0, 8]), np.array([8, 8]), ("uint16",))
+    assert TokenOpener(None, has_ids=False).columns(rows, bodies, [""]) is None
+    assert TokenOpener(None, has_ids=True).columns(rows.empty(), bodies, []) is None

@@ -74,18 +74,6 @@ def test_slice_is_packed_and_equals_the_slice_of_the_list(elements: list[Any], p
     assert list(got[::-1]) == elements[part][::-1]
 
 
-@pytest.mark.slow
-@given(st.lists(anything, min_size=1))
-def test_packed_behaves_as_a_list(elements: list[Any]) -> None:
-    got = packed(elements)
-    for element in elements:
-        assert element in got
-        assert got.index(element) == elements.index(element)
-        assert got.count(element) == elements.count(element)
-    assert list(reversed(got)) == elements[::-1]
-    assert got[-1] == elements[-1]
-
-
 @given(lists, st.integers(1, 5))
 def test_packed_does_not_depend_on_the_size_of_its_steps(elements: list[Any], chunk: int) -> None:
     with patch.object(module, "_CHUNK", chunk):
