@@ -529,7 +529,6 @@ class Run:
     """
 
     batches: list[Any] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
     snapshots: list[ResumePoint] = field(default_factory=list)
     failed: list[TaskMessage] = field(default_factory=list)
 
@@ -573,9 +572,8 @@ def run(
         got = driven.take()
         if got is None:
             return
-        number, batch = got
+        _, batch = got
         assert not isinstance(batch, Exception) or isinstance(batch, Broken)
-        result.numbers.append(number)
         result.batches.append(None if isinstance(batch, Broken) else batch)
         result.snapshots.append(driven.progress.received)
         if len(result.batches) == stop_after:

@@ -230,10 +230,9 @@ class Nine:
         return range(len(self._offered))
 
 
-def found(begin: Any, measures: Sequence[int], numbers: Sequence[int] | None = None) -> list[FoundGroup]:
+def found(begin: Any, measures: Sequence[int]) -> list[FoundGroup]:
     finder = GroupFinder(begin, "made()")
-    offered = range(len(measures)) if numbers is None else numbers
-    groups = [group for number in offered for group in finder.offer([number], [measures[number]])]
+    groups = [group for number, measure in enumerate(measures) for group in finder.offer([number], [measure])]
     return [*groups, *finder.end()]
 
 
