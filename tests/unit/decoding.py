@@ -34,10 +34,10 @@ def failure(field: str, data: Any, *args: Any, **options: Any) -> DecodeError:
 
 def picture(kind: str, array: NDArray[Any] = SMOOTH, mode: str | None = None, **options: Any) -> bytes:
     image = Image.fromarray(array)
-    return saved(image.convert(mode) if mode else image, kind, **options)
+    return saved_image(image.convert(mode) if mode else image, kind, **options)
 
 
-def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+def saved_image(image: Image.Image, kind: str, **options: Any) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
