@@ -286,9 +286,6 @@ class Setup:
     Attributes:
         samples: the source's; a Failure stands for one that could not be read.
         sizes: of the parts that it puts.
-        known: how many samples are known of what the first ones of each level give.
-        passed: which of the repeated ones are of groups that are not repeated.
-        given: how many each level but the last gave before the repeated ones.
         limits: how many samples each level gives at most; empty: all do.
         together: how many batches are made by one task at most.
         chains: by number; the last one has `LAST`.
