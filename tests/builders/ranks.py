@@ -92,15 +92,6 @@ def samples(steps: Sequence[Sequence[Rows]]) -> Counter[Any]:
     return Counter(sample for batch in whole(steps) for sample in batch)
 
 
-def on_other_ranks(make: Callable[[], Any], **options: Any) -> list[Any]:
-    options = {"ranks": hr.Ranks(global_batch_size=12), "collate_fn": list, **options}
-    with ExitStack() as stack:
-        ranks = world(stack, 3, make, **options)
-        got, state = whole(ranks.run(4)), ranks.state()
-    got += whole(ran(2, make, state, **options)[0])
-    return [sample for batch in got for sample in batch]
-
-
 def elastic_run(told: str, rng: random.Random, make: Callable[[], Any], most_ranks: int, **options: Any) -> int:
     """Two epochs through several worlds, compared with those of a single rank; how many resumes there were."""
     tail = options["ranks"].last_batch

@@ -19,9 +19,9 @@ from headrace.formats.tar.scanner import TarScanner
 Fields = dict[str, bytes]
 
 
-def tar(samples: Sequence[tuple[str, Fields]]) -> bytes:
+def tar(samples: Sequence[tuple[str, Fields]], form: int = tarfile.USTAR_FORMAT) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=form) as archive:
         for key, fields in samples:
             for field, body in fields.items():
                 member = tarfile.TarInfo(f"{key}.{field}")

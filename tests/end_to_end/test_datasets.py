@@ -178,12 +178,6 @@ def test_a_key_that_cannot_be_had_is_an_error_in_its_place() -> None:
         assert next(batches).tolist() == [6, 7]
 
 
-def test_samples_are_got_outside_of_a_loader_too() -> None:
-    data = Keys()
-    assert data[3] == 3
-    assert data.calls == ["open", "close"]
-
-
 class Feed(hr.AsyncIterableDataset):
     def __init__(self, count: int | None = None) -> None:
         self.count, self.asked, self.ended, self.threads = count, list[int](), 0, set[str]()

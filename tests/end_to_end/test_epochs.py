@@ -183,23 +183,6 @@ def test_filter_may_keep_few_samples_of_an_endless_epoch() -> None:
     assert loaded(data, batch_size=8, timeout=30) == []
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_server")
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_epoch_advances_with_the_last_batch_when_nobody_asks_for_one_more(num_workers: int, drop_last: bool) -> None:
-    with hr.DataLoader(
-        hr.from_map(range(10)), batch_size=4, num_workers=num_workers, drop_last=drop_last, shuffle=True
-    ) as loader:
-        counted = []
-        for epoch in range(2):
-            assert loader.epoch == epoch
-            counted.append([batch.tolist() for _, batch in zip(range(len(loader)), loader, strict=False)])
-        assert loader.epoch == 2
-        loader.set_epoch(0)
-        assert [lists(loader) for _ in range(2)] == counted
-
-
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_epoch_advances_with_its_last_batch_or_the_end_of_an_epoch_of_unknown_length(is_counted: bool) -> None:
     data = hr.from_map(range(10))

@@ -2,14 +2,12 @@
 
 import asyncio
 import itertools
-import json
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import given_later, loaded, rest_of, state_after
+from builders.loops import loaded, rest_of, state_after
 from builders.numbers import Counting, Numbers, is_kept_later
 from builders.tars import put_shards
 from hypothesis import given
@@ -33,10 +31,6 @@ class Answered(hr.AsyncIterableDataset):
             yield number
 
 
-def drawn(number: int) -> tuple[int, float, float]:
-    return number, float(hr.rng().random()), float(number)
-
-
 def fails_at_some(number: int) -> int:
     if number % 10 in (3, 4):
         raise ValueError(number)
@@ -51,39 +45,6 @@ def all_of(data: Any, **options: Any) -> list[Any]:
     return loaded(data, batch_size=None, **options)
 
 
-DATA: dict[str, Callable[[], Any]] = {
-    "by number": lambda: Numbers(COUNT).map(drawn),
-    "filtered": lambda: Numbers(COUNT).filter(lambda number: number % 7 == 0).map(drawn),
-    "many of one": lambda: Numbers(COUNT).flat_map(lambda number: [number] * (number % 3)).map(drawn),
-    "shuffled": lambda: Numbers(COUNT).shuffle(seed=2).map(drawn),
-    "put together": lambda: Numbers(COUNT).batch(4).unbatch().map(int).map(drawn),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", DATA)
-def test_samples_and_states_are_those_of_samples_made_alone(kind: str) -> None:
-    def course(**options: Any) -> Iterator[tuple[Any, str]]:
-        with hr.DataLoader(DATA[kind](), batch_size=None, **options) as loader:
-            yield None, json.dumps(loader.state_dict(), sort_keys=True)
-            for sample in loader:
-                yield sample, json.dumps(loader.state_dict(), sort_keys=True)
-
-    for options in ({}, {"ranks": hr.Ranks(rank=1, world_size=3)}) if kind in ("by number", "shuffled") else ({},):
-        assert list(course(**options)) == list(course(**options, prefetch_factor=1))
-    assert given_later(DATA[kind](), None, collate_fn=None) == all_of(DATA[kind]())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}], ids=str)
-def test_workers_make_the_same_samples(workers: dict[str, Any]) -> None:
-    for kind in ("by number", "filtered"):
-        assert all_of(DATA[kind](), **workers) == all_of(DATA[kind]())
-    own = {"collate_fn": drawn}
-    data = Numbers(COUNT)
-    assert all_of(data, **own, **workers) == all_of(data, **own) == all_of(data, **own, prefetch_factor=1)
-
-
 def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
     got = list[Any]()
     with hr.DataLoader(Numbers(COUNT).map(fails_at_some), batch_size=None) as loader:
@@ -96,20 +57,6 @@ def test_errors_come_in_their_places_and_cost_no_other_sample() -> None:
             assert loader.position.batch <= len(got)
         assert next(samples, None) is None
     assert got == [(n,) if n % 10 in (3, 4) else n for n in range(COUNT)]
-
-
-def test_failed_samples_are_skipped_and_counted_in_their_order() -> None:
-    data = Numbers(COUNT).map(fails_at_some)
-    options: dict[str, Any] = {"batch_size": None, "errors": hr.Skip()}
-    whole = [n for n in range(COUNT) if n % 10 not in (3, 4)]
-    with hr.DataLoader(data, **options) as loader:
-        samples = iter(loader)
-        for stop, expected in enumerate(whole):
-            state = loader.state_dict()
-            if stop in (0, 3, 4, 40):
-                assert [int(sample) for sample in rest_of(hr.DataLoader(data, **options), state)] == whole[stop:]
-            assert int(next(samples)) == expected
-        assert loader.stats().skipped == COUNT - len(whole)
 
 
 def test_samples_of_any_size_are_whole_and_share_no_memory() -> None:

@@ -291,17 +291,6 @@ def test_an_error_in_a_filter_on_keys_is_the_users_own(data: hr.Stream, by: Any)
         samples_of(data.shuffle(by).filter(fails, field="__key__"))
 
 
-@pytest.mark.parametrize("order", [lambda data: data, lambda data: data.slice(0)], ids=["in order", "by number"])
-def test_a_sample_that_lacks_a_field_says_which_it_has(order: Callable[[hr.Stream], hr.Stream]) -> None:
-    url = "memory://lacks/0.tar"
-    memory.put(url, tar([("0", {"a": b"1", "b": b"2"}), ("1", {"b": b"3", "c": b"4"})]))
-    with hr.DataLoader(order(hr.stream(url, index=put_index([url]))).to_tuple("a"), batch_size=1) as loader:
-        batches = iter(loader)
-        assert next(batches) == [(b"1",)]
-        with pytest.raises(hr.errors.FormatError, match=r"sample '1' .*has no field 'a'; its fields are: b, c"):
-            next(batches)
-
-
 def test_a_stream_with_an_index_is_copied_and_pickled(data: hr.Stream, wanted: list[dict[str, Any]]) -> None:
     chosen = data.shuffle("global", seed=2).filter(is_third, field="__key__").to_tuple("__key__", "cls")
     expected = list(chosen)

@@ -135,21 +135,6 @@ def serve(server: FaultServer, *faults: str, piece: int = 2000) -> tuple[hr.Stre
     return hr.stream(url, index=place), index, name
 
 
-@pytest.mark.slow
-def test_samples_of_seekable_shards_are_got_by_their_frames(server: FaultServer) -> None:
-    data, index, name = serve(server)
-    expected = list(hr.stream(f"{server.url}/{name}", index=None))
-    server.log.clear()
-    assert [data[n] for n in (3, 0, 19)] == [expected[n] for n in (3, 0, 19)]
-    assert len(server.log) == 3
-    assert index.frames is not None
-    assert len(index.frames.packed) > 8
-    assert sorted(loaded(data.shuffle("global", seed=1), batch_size=None), key=str) == sorted(expected, key=str)
-    by_number = loaded(data.slice(0).to_tuple("__key__", "cls"), batch_size=None)
-    assert list(map(tuple, by_number)) == [(s["__key__"], s["cls"]) for s in expected]
-    assert list(data) == expected
-
-
 def test_frames_that_were_wrong_once_are_asked_for_once_more(server: FaultServer) -> None:
     data, _, name = serve(server, "flip:first=1")
     for n in (0, 7, 19):
@@ -232,15 +217,6 @@ def test_zeros_in_members_and_members_after_zeros_are_a_bomb(ending: str) -> Non
         assert isinstance(batches(hr.stream(url, limits=limits), batch_size=None)[-1], hr.errors.LimitError)
         with pytest.raises(hr.errors.LimitError):
             built_index(url, limits)
-
-
-@pytest.mark.parametrize("cut", [1, 9])
-@pytest.mark.parametrize("ending", PACK)
-def test_cut_end_of_a_compressed_shard_is_an_error_after_whole_samples(ending: str, cut: int) -> None:
-    url, got = put_shard(PACK[ending](tar(numbered_samples(0, 40, 2000)))[:-cut], f"tar.{ending}"), []
-    with pytest.raises(hr.errors.FormatError, match="truncated"):
-        got.extend(hr.stream(url, index=None))
-    assert [sample["cls"] for sample in got] == [b"%d" % n for n in range(len(got))]
 
 
 @pytest.mark.parametrize("ending", ["", *PACK])

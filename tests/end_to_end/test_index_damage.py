@@ -64,16 +64,6 @@ def test_a_flipped_bit_is_an_error_in_the_place_of_its_sample(
     assert f"{BAD:06d}" in str(error) or f"key {BAD}" in "".join(error.__notes__)
 
 
-def test_flipped_samples_are_skipped_where_errors_are(urls: list[str]) -> None:
-    index = put_index(urls)
-    flip(urls, BAD, BAD + 1)
-    for order in (*ORDERS.values(), lambda data: data.shuffle("window", window=3, seed=1)):
-        data = order(hr.stream(urls, index=index)).map(number_of)
-        with hr.DataLoader(data, batch_size=4, errors=hr.Skip(), collate_fn=list) as loader:
-            assert sorted(n for batch in loader for n in batch) == [n for n in ALL if n not in (10, 11)]
-            assert loader.stats().skipped == 2
-
-
 @IN_ORDERS
 def test_flipped_bit_is_unseen_without_checksums_or_in_an_unread_field(urls: list[str], order: Order) -> None:
     index, unchecked = put_index(urls), put_index(urls, crc=False)
@@ -147,15 +137,6 @@ def test_a_copy_with_another_version_is_fine_only_where_checksums_are_known(serv
         assert outcomes(order(hr.stream(url, index=put_index([url], **options))).map(number_of)) == ALL
     old = hr.stream(url, index=put_index([url], crc=False, etag='"older"'))
     assert isinstance(outcomes(order(old).map(number_of))[0], hr.errors.ObjectChangedError)
-
-
-@IN_ORDERS
-def test_a_shard_that_is_missing_is_an_error_in_its_place(urls: list[str], order: Order) -> None:
-    index = put_index(urls)
-    memory.remove(urls[1])
-    got = outcomes(order(hr.stream(urls, index=index)).map(number_of))
-    assert isinstance(got.pop(7), hr.errors.ObjectMissingError)
-    assert got == [n for n in ALL if n != 7]
 
 
 def with_late_block(server: FaultServer, fault: str) -> hr.Stream:

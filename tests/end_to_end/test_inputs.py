@@ -12,14 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from builders import parquet
-from builders.loops import assert_refused, flat, given, iterated_later, loaded, rest_of, resumed_anywhere, state_after
+from builders.loops import assert_refused, flat, loaded, rest_of, state_after
 from builders.numbers import Made, Named, Words
-from builders.ranks import on_other_ranks
 from builders.tars import put_index, put_shards
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.ops.combined import CombinedShards, InputsDataset
+from headrace.ops.combined import CombinedShards
 from headrace.pipeline.epoch_orders import Planning
 
 LEFT, RIGHT = (30, 17, 0, 40, 3), (9, 20)
@@ -69,36 +68,10 @@ def samples_of(data: Any, epoch: int = 0, **options: Any) -> list[Any]:
         return flat(loader)
 
 
-def joins(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> dict[str, hr.Stream]:
-    """Streams of several inputs, read in ranges and by number; what comes of them are numbers with random ones."""
-    words, mixed = Words().map(async_number), hr.mix({"left": left.shuffle(), "rows": rows.shuffle()})
-    return {
-        "concat, ranges": left.shuffle().concat(right.shuffle()),
-        "concat, whole": left.concat(right, rows).shuffle(),
-        "concat, steps": left.take(50).map(numbered).concat(rows.map(numbered), right.shuffle("global").repeat(2)),
-        "concat, bounded": words.concat(mixed, rows.repeat()).epoch(samples=190),
-        "interleave, ranges": left.shuffle().interleave(right, rows.shuffle(), block=4),
-        "interleave, steps": left.map(numbered).interleave(words, mixed.take(40), block=3),
-        "zip": left.shuffle().zip(rows.shuffle(), mixed, strict=False).map(number),
-        "zip, shuffled": left.map(numbered).zip(words.repeat(), rows.repeat().take(90), strict=False).shuffle(),
-        "zip, within": left.zip(left).concat(rows.take(30).zip(words.repeat().take(30)), words).shuffle(),
-        "interleave, bounded": words.interleave(right.shuffle().repeat(), left.concat(right).shuffle()).take(150),
-    }
-
-
-@pytest.fixture(params=[
-    *("concat, ranges", "concat, whole", "concat, steps", "concat, bounded", "zip", "zip, shuffled", "zip, within"),
-    *("interleave, ranges", "interleave, steps", "interleave, bounded"),
-])  # fmt: skip
-def data(request: pytest.FixtureRequest, left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> hr.Stream:
-    return joins(left, right, rows)[request.param].map(number).map(with_noise)
-
-
 def test_inputs_that_are_shards_are_read_in_ranges(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:
-    made = joins(left, right, rows)
-    in_ranges = {name for name, data in made.items() if isinstance(data.source, CombinedShards)}
-    assert in_ranges == {"concat, ranges", "concat, whole", "interleave, ranges"}
-    assert all(isinstance(made[name].source, InputsDataset) for name in made.keys() - in_ranges)
+    whole, turns = left.concat(right, rows).shuffle(), left.shuffle().interleave(right, rows.shuffle(), block=4)
+    assert isinstance(whole.source, CombinedShards)
+    assert isinstance(turns.source, CombinedShards)
     with hr.DataLoader(left.shuffle().concat(right.shuffle()), batch_size=12) as loader:
         assert sum(len(batch["cls"]) for batch in loader) == sum(LEFT + RIGHT)
         assert loader.stats().fetch.requests <= len(LEFT) + len(RIGHT) + 2  # and the two indexes
@@ -153,26 +126,6 @@ def test_filter_by_keys_before_concat_leaves_those_samples_out(left: hr.Stream, 
     assert sorted(samples_of(data.shuffle("global").map(number))) == sorted(wanted)
     assert samples_of(data.filter(lambda key: key == "000004", field="__key__").map(number)) == [4, 4]
     assert sorted(samples_of(data.shuffle().map(number))) == sorted(wanted)
-
-
-@pytest.mark.slow
-def test_samples_are_the_same_when_workers_differ(data: hr.Stream, warm_server: None) -> None:
-    alone = samples_of(data)
-    assert alone == samples_of(data, num_workers=2, fetch=hr.Fetch(concurrency=3))
-    assert len({noise for _, noise in alone}) == len(alone) == len(data)
-
-
-@pytest.mark.slow
-def test_stream_goes_on_exactly_when_it_is_resumed(data: hr.Stream) -> None:
-    def loader(data: hr.Stream = data) -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=12, seed=3, collate_fn=list)
-
-    resumed_anywhere(loader, resume=lambda: loader(pickle.loads(pickle.dumps(data))), epochs=2, most=4)
-
-
-@pytest.mark.slow
-def test_stream_goes_on_exactly_when_the_number_of_ranks_changes(data: hr.Stream) -> None:
-    assert on_other_ranks(lambda: data, seed=3) == samples_of(data)
 
 
 OTHERS: list[tuple[str, Callable[..., hr.Stream]]] = [  # what differs from left.shuffle().interleave(right, block=4)
@@ -402,20 +355,6 @@ def test_pairs_come_in_the_order_of_the_left_stream(images: hr.Stream, table: hr
     assert back[0] == (24, 24)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_pairs_are_the_same_for_any_workers_ranks_and_loops(images: hr.Stream, table: hr.Stream, workers: int) -> None:
-    data = images.join(table, on=ON).shuffle().map(pair)
-    alone = given(data, 3, num_workers=workers)
-    assert sorted(flat(alone)) == WANTED
-    ranks = [given(data, 1, ranks=hr.Ranks(rank=rank, world_size=3), num_workers=workers) for rank in range(3)]
-    assert [sorted(one + two + three) for one, two, three in zip(*ranks, strict=True)] == [
-        sorted(batch) for batch in alone
-    ]
-
-    assert iterated_later(data) == list(data)
-
-
 def test_state_of_a_join_is_refused_where_pairs_are_others(images: hr.Stream, table: hr.Stream) -> None:
     def loader(table: hr.Stream) -> hr.DataLoader[Any]:
         return hr.DataLoader(images.join(table, on=ON).map(pair), batch_size=3, collate_fn=list)
@@ -604,15 +543,6 @@ def test_branch_by_itself_is_the_stream() -> None:
     assert [pair[0]["n"] for pair in first.zip(second)] == [0, 1, 2]
     assert first.source.asked == [0, 1, 2]
     assert second.source.asked == []
-
-
-def test_branches_give_the_same_in_any_loop_and_with_any_workers() -> None:
-    first, second = counted(11).shuffle().fork(2)
-    data = first.map(drawn).zip(second.map(drawn)).filter(lambda pair: pair[0] < 0.8)
-
-    alone = given(data, 2)
-    assert alone == given(data, 2, num_workers=1)
-    assert iterated_later(data) == list(data) == [tuple(pair) for pair in flat(alone)]
 
 
 def test_error_of_a_branch_names_it() -> None:

@@ -1,9 +1,8 @@
 """Steps that give many samples for one, and batches that are made on the way."""
 
-import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,34 +20,12 @@ def listed(n: int) -> list[dict[str, int]]:
     return [{"n": n * 100 + k, "drawn": int(hr.rng().integers(1 << 30))} for k in range(n % 4)]
 
 
-def generated(n: int) -> Iterator[dict[str, int]]:
-    yield from listed(n)
-
-
-async def awaited(n: int) -> list[dict[str, int]]:
-    await asyncio.sleep(0)
-    return listed(n)
-
-
-async def generated_on_the_loop(n: int) -> AsyncIterator[dict[str, int]]:
-    for sample in listed(n):
-        yield sample
-
-
 def draws(sample: dict[str, int]) -> dict[str, int]:
     return {**sample, "own": int(hr.rng().integers(1 << 30))}
 
 
 def sized(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "size": torch.full((len(batch["n"]),), len(batch["n"]))}
-
-
-async def sized_on_the_loop(batch: dict[str, Any]) -> dict[str, Any]:
-    return sized(batch)
-
-
-def most_sums(batch: dict[str, Any]) -> bool:
-    return int(batch["n"].sum()) % 4 != 1
 
 
 def source(count: int = 23) -> hr.Stream:
@@ -59,72 +36,6 @@ def rows(batch: Any) -> Any:
     if isinstance(batch, dict):
         return tuple(zip(*(batch[name].tolist() for name in sorted(batch)), strict=True))
     return batch
-
-
-STREAMS: dict[str, Callable[[], hr.Stream]] = {
-    "lists": lambda: source().flat_map(listed),
-    "generators": lambda: source().shuffle(seed=3).flat_map(generated).map(draws),
-    "coroutines": lambda: source().flat_map(awaited).map(draws),
-    "asynchronous generators": lambda: source().flat_map(generated_on_the_loop).map(draws),
-    "batched again, on the loop": lambda: (
-        source().flat_map(listed).batch(3).map(sized_on_the_loop).unbatch().map(draws)
-    ),
-    "three times": lambda: source().flat_map(listed).batch(2).unbatch().filter(odd).batch(7).map(sized).unbatch(),
-    "whole ones": lambda: source().flat_map(listed).batch(4, drop_last=True).unbatch().batch(3, drop_last=True),
-    "left-out batches": lambda: source().flat_map(listed).batch(3).filter(most_sums),
-    "taken three times": lambda: (
-        source(40).flat_map(listed).take(40).batch(3).filter(most_sums).take(9).unbatch().flat_map(twice).take(35)
-    ),
-    "taken between filters": lambda: source(40).filter(odd_number).take(20).filter(small).take(17).map(noted),
-    "taken between many": lambda: source().flat_map(listed).take(9).map(draws).flat_map(twice).take(17),
-    "shuffled parts": lambda: source().flat_map(listed).shuffle(window=7).map(draws),
-    "shuffled batches": lambda: source().flat_map(listed).batch(3).shuffle(window=2).map(sized),
-    "shuffled after a limit": lambda: source().filter(odd_number).take(13).shuffle(seed=1, window=4).map(noted),
-    "sliced, and batched": lambda: source().flat_map(listed).slice(1, 30, 2).batch(3).map(sized).unbatch().skip(1),
-    "counted": lambda: source().filter(odd_number).enumerate().filter(sum).skip(1).map(sum).map(noted),
-    "taken, on the loop": lambda: source().flat_map(awaited).take(9).flat_map(twice_later).map(draws),
-}
-
-
-async def twice_later(sample: Any) -> list[Any]:
-    return [sample, sample]
-
-
-def odd_number(n: int) -> bool:
-    return n % 3 != 1
-
-
-def small(n: int) -> bool:
-    return n % 5 != 0
-
-
-def noted(n: int) -> dict[str, int]:
-    return {"n": n, "drawn": int(hr.rng().integers(1 << 30))}
-
-
-def odd(sample: dict[str, Any]) -> bool:
-    return int(sample["n"]) % 3 != 1
-
-
-def loader_of(name: str, workers: int = 0) -> hr.DataLoader[Any]:
-    stream = STREAMS[name]()
-    size = 1 if stream.pipeline().is_batched else 4
-    return hr.DataLoader(stream, batch_size=size, num_workers=workers)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STREAMS)
-def test_stream_resumes_exactly_after_any_batch(name: str) -> None:
-    resumed_anywhere(lambda: loader_of(name), rows)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_give_the_same_batches(workers: int) -> None:
-    for name in ("generators", "asynchronous generators", "three times", "left-out batches"):
-        with loader_of(name) as alone, loader_of(name, workers) as shared:
-            assert [rows(batch) for batch in shared] == [rows(batch) for batch in alone], name
 
 
 def test_batches_are_of_several_sizes_when_they_are_taken_apart() -> None:

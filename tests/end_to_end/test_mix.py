@@ -6,10 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-import torch
-from builders.loops import assert_refused, flat, loaded, outcomes_of, resumed_anywhere, state_after
+from builders.loops import assert_refused, flat, loaded, outcomes_of, state_after
 from builders.numbers import Named, Words
-from builders.ranks import on_other_ranks
 from builders.tars import numbered_samples, put_index, put_shards, wanted_sample
 
 import headrace as hr
@@ -36,10 +34,6 @@ def numbered(sample: dict[str, Any]) -> dict[str, Any]:
     return {"n": int(sample["cls"]), "size": len(sample["bin"]), "source": sample.get("__source__", "")}
 
 
-def with_noise(sample: dict[str, Any]) -> dict[str, Any]:
-    return {**sample, "noise": float(hr.rng().random()), "torch": float(torch.rand(()))}
-
-
 def shout(word: str) -> str:
     return word.upper()
 
@@ -51,16 +45,6 @@ async def twice(word: str) -> str:
 
 def curriculum(step: int) -> Mapping[str, float]:
     return {"web": 1, "code": step / 4}
-
-
-def mixtures(web: hr.Stream, code: hr.Stream) -> dict[str, hr.Stream]:
-    shuffled = {"web": web.shuffle(), "code": code.shuffle()}
-    weights = {"web": 3, "code": 1}
-    return {
-        "ranges": hr.mix(shuffled, weights, step=32).map(numbered).map(with_noise),
-        "numbers": hr.mix({"web": web.shuffle("global").map(numbered), "code": code.map(numbered)}, until="all"),
-        "curriculum": hr.mix(shuffled, curriculum, until="forever", step=16).map(numbered).epoch(samples=150),
-    }
 
 
 def samples_of(data: Any, **options: Any) -> list[Any]:
@@ -82,19 +66,6 @@ def test_mixture_reads_each_sample_once_in_few_requests(web: hr.Stream, code: hr
         assert loader.stats().fetch.requests <= len(WEB) + len(CODE) + 2  # and the two indexes
     assert len(samples) == len(data) == len(wanted)
     assert {(s["__source__"], s["__key__"]): s for s in samples} == wanted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ranges", "numbers", "curriculum"])
-def test_mixture_resumes_exactly_with_other_workers_and_ranks(web: hr.Stream, code: hr.Stream, kind: str) -> None:
-    data = mixtures(web, code)[kind]
-
-    def loader(workers: int = 1) -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=12, seed=3, num_workers=workers, fetch=hr.Fetch(concurrency=3 * workers))
-
-    resumed_anywhere(loader, resume=lambda: loader(2), epochs=2, most=4)
-    plain = data.map(lambda s: (s["source"], s["n"]))
-    assert on_other_ranks(lambda: plain, seed=3) == samples_of(plain)
 
 
 def test_mixture_applies_the_steps_of_each_source_when_they_differ(web: hr.Stream) -> None:

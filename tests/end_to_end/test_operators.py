@@ -152,6 +152,7 @@ WRONG: dict[type[Exception], list[tuple[Callable[[], hr.Stream], str]]] = {
         (lambda: tokenized(lambda text: text.split()), "gave a list for a text"),
         (lambda: tokenized(letters, "n"), "decoding to str: need a bytes-like object, int found"),
         (lambda: numbers().collate(sum), "'int' object is not iterable"),
+        (lambda: numbers().enumerate()[3], "by its number"),
         (lambda: numbers().bucket(float, [3], batch_size=2), "the length of a sample is 0.0: a whole number"),
     ],
     hr.errors.FormatError: [
@@ -336,16 +337,6 @@ def test_excluded_samples_keep_their_numbers() -> None:
     assert sorted(flat(ranks[0] + ranks[1])) == alone
 
 
-def test_numbers_are_the_same_alone_and_in_any_loop(indexed: hr.Stream) -> None:
-    data = indexed.map(number_of).enumerate()
-
-    assert list(data) == iterated_later(data) == flat(given(data)) == list(enumerate(range(sum(COUNTS))))
-    assert ".enumerate()  [workers]" in data.describe()
-    assert len(data) == sum(COUNTS)
-    with pytest.raises(TypeError, match="by its number"):
-        data[3]
-
-
 def test_later_filter_leaves_the_numbers_as_they_are(indexed: hr.Stream) -> None:
     data = indexed.map(number_of).enumerate().filter(lambda pair: pair[1] % 2)
     assert list(data) == [(n, n) for n in range(1, sum(COUNTS), 2)]
@@ -363,29 +354,6 @@ def test_numbers_of_an_iterable_count_what_it_gives_and_are_refused_on_several_r
     with pytest.raises(hr.OptionError, match=r"enumerate\(\).*2 ranks read samples of their own"):
         on_two_ranks(data, last_batch=None)
     assert flat(given(data, ranks=hr.Ranks.none)) == list(enumerate("abcdef"))
-
-
-ODD = [n for n in range(20) if n % 3 != 1]
-
-
-def odd(number: int) -> bool:
-    return number % 3 != 1
-
-
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda data: data.filter(odd).skip(5), ODD[5:]),
-        (lambda data: data.filter(odd).slice(3, 9, 2), ODD[3:9:2]),
-        (lambda data: data.filter(odd).take(9).skip(2), ODD[2:9]),
-        (lambda data: data.flat_map(lambda n: [n, -n]).enumerate().slice(3, 5), [(3, -1), (4, 2)]),
-        (lambda data: data.batch(3).skip(5).unbatch(), [15, 16, 17, 18, 19]),
-        (lambda data: data.enumerate().skip(18), [(18, 18), (19, 19)]),
-        (lambda data: data.repeat(2).slice(18, 22), [18, 19, 0, 1]),
-    ],
-)
-def test_samples_made_of_others_are_counted_as_they_come(make: Any, expected: list[object]) -> None:
-    assert list(make(hr.from_map(range(20)))) == expected
 
 
 def on_two_ranks(data: hr.Stream, last_batch: Any = "uneven") -> Any:

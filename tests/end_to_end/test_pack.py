@@ -13,7 +13,6 @@ from builders.loops import assert_refused, first_of, state_after
 from builders.numbers import Made
 from builders.ranks import elastic_run
 from builders.token_files import megatron
-from end_to_end.state.sources import rows
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -297,18 +296,6 @@ def test_packed_global_batches_are_the_same_on_other_ranks_resumed_anywhere() ->
         case, make, options = drawn(rng)
         resumes += elastic_run(case, rng, make, 4, **options)
         number += 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "method"), [("map", "concat"), ("map", "best_fit"), ("megatron", "best_fit")])
-def test_workers_make_the_same_of_shuffled_Documents(kind: str, method: Any) -> None:
-    lengths = np.random.default_rng(4).integers(1, 50, 80).tolist()
-    if kind == "map":
-        data = Documents(lengths).shuffle().map(doubled).pack(64, lengths=lengths, method=method)
-    else:
-        data = stored(kind, lengths).shuffle().pack(64, tokens="tokens", method=method)
-    alone = [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4)]
-    assert [[rows(batch) for batch in found] for found in epochs(data, 2, batch_size=4, num_workers=2)] == alone
 
 
 def test_sources_of_a_mixture_are_packed_so_that_weights_are_shares_of_tokens() -> None:

@@ -187,14 +187,6 @@ def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
     assert {one for one in got if isinstance(one, str)} <= {f"document {n} is damaged" for n in range(3, 60, 11)}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["concat", "best_fit"])
-def test_ranks_pack_repeated_documents_without_end(method: Any) -> None:
-    stream = texts().shuffle().repeat().filter(is_kept).pack(LENGTH, method=method)
-    expected = whole(ran(1, lambda: stream, ranks=hr.Ranks(global_batch_size=6), most=70)[0])
-    assert whole(ran(3, lambda: stream, ranks=hr.Ranks(global_batch_size=6), most=70)[0]) == expected
-
-
 @pytest.mark.parametrize(("size", "ranks"), [(8, 3), (70, 2)])
 @pytest.mark.parametrize("method", ["concat", "best_fit"])
 def test_ranks_with_an_uneven_end_pack_each_document_once_resumed_anywhere(method: Any, size: int, ranks: int) -> None:
@@ -340,11 +332,6 @@ def test_excluded_documents_are_packed_as_empty_ones_also_after_a_resume(method:
     assert of(expected) == {n for n in range(count) if len(text(n)["input_ids"])} - {5, 17, 30}
     begin, states = run(None, rng.randint(1, 20), **excluded)
     assert begin + run(states, None, **excluded)[0] == expected
-    begin, states = run(None, rng.randint(1, 20))
-    rest, _ = run(states, None, **excluded)  # of a document in progress the rest does not come
-    assert len(begin) + len(rest) == 200
-    assert not of(rest) & {5, 17, 30}
-    assert of(begin) & {5, 17, 30} or len(begin) < 40
 
 
 SOME = texts().filter(is_kept)

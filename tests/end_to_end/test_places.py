@@ -593,10 +593,3 @@ def test_folder_and_table_resume_anywhere(put: Any) -> None:
         bodies = data.shuffle().to_tuple("txt")
         (whole,) = resumed_anywhere(lambda bodies=bodies: hr.DataLoader(bodies, batch_size=2, seed=3))
         assert sorted(body for (batch,) in whole for body in batch) == sorted(b"%d" % k for k in range(13))
-
-
-def test_folder_of_this_machine_reads_by_paths(tmp_path: Path) -> None:
-    for name in ("cat", "dog"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a b#%20.txt").write_bytes(name.encode())
-    assert [sample["txt"] for sample in hr.folder(tmp_path)] == [b"cat", b"dog"]

@@ -115,11 +115,6 @@ def test_ranks_read_shards_of_their_own_where_samples_are_not_counted() -> None:
         batches_of(data, 0, 8)
 
 
-def test_ranks_share_an_iterator_with_an_epoch_of_a_given_size() -> None:
-    assert [len(step) for step in steps_of(streamed(FIFTY, "position").epoch(samples=24), 2)] == [8, 8, 8]
-    assert len(loaded(streamed(FIFTY, "position"), batch_size=25, ranks=hr.Ranks.none)) == 2
-
-
 def test_global_batch_of_a_state_is_kept_in_later_epochs_and_after_a_second_resume() -> None:
     def loader_of(world: int) -> hr.DataLoader[Any]:
         return hr.DataLoader(Numbers(64), batch_size=4, ranks=hr.Ranks(rank=0, world_size=world))
@@ -284,20 +279,6 @@ def test_ranks_end_with_their_own_data_when_the_tail_is_uneven(case: str) -> Non
             assert all(batches)
             found += itertools.chain(*batches)
         assert sorted(found) == list(expected)
-
-
-@pytest.mark.slow
-def test_ranks_repeat_filtered_samples_without_end(urls: list[str], index: str) -> None:
-    for data in (hr.stream(urls, index=index).shuffle().filter(is_even), hr.stream(packed_urls(COUNTS), index=None)):
-        found: set[int] = set()
-        for rank in range(2):
-            with hr.DataLoader(
-                data.repeat(), 5, ranks=hr.Ranks(rank=rank, world_size=2), collate_fn=numbers_of
-            ) as loader:
-                batches = list(itertools.islice(loader, 20))
-            assert [len(batch) for batch in batches] == [5] * 20
-            found |= set(itertools.chain(*batches))
-        assert found >= set(range(0, TOTAL, 2))
 
 
 SHARED: dict[str, Callable[[], Any]] = {

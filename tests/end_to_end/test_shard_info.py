@@ -155,12 +155,6 @@ def test_ranks_get_the_global_batches_of_one_when_they_divide_by_position(world:
     assert steps[:3] == alone[:3]
 
 
-def test_samples_come_once_when_a_filter_follows_and_ranks_divide_by_position() -> None:
-    parts = ranks(Same().map(lambda pair: pair[0]).filter(is_some).epoch(samples=48), 3)
-    got = flat([flat(batches) for batches in parts])
-    assert len(set(got)) == len(got) == 48
-
-
 class Silent(Numbers):
     ranks_by = None
 

@@ -1,6 +1,5 @@
 """Streams of tar shards give the same batches by every way of asking for them."""
 
-import asyncio
 import random
 import uuid
 from typing import Any
@@ -56,31 +55,6 @@ def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int) -> 
     assert same(loaded(data, batch_size=4, num_workers=num_workers), expected)
     small = {"fetch": hr.Fetch(range_bytes=512 * 3, concurrency=2), "prefetch_factor": 1}
     assert same(given_later(data, collate_fn=None, num_workers=num_workers, **small), expected)
-
-
-def is_kept(sample: dict[str, Any]) -> bool:
-    return int(sample["cls"]) % 3 != 1
-
-
-async def is_kept_async(sample: dict[str, Any]) -> bool:
-    await asyncio.sleep(0)
-    return is_kept(sample)
-
-
-KEPT = [n for n in range(TOTAL) if n % 3 != 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-@pytest.mark.parametrize("keep", [is_kept, is_kept_async], ids=["workers", "loop"])
-def test_filter_keeps_batches_full_and_in_order(urls: list[str], keep: Any, num_workers: int) -> None:
-    data = hr.stream(urls).filter(keep).map(number_of)
-    options = {"batch_size": 4, "num_workers": num_workers}
-    cut = [KEPT[k : k + 4] for k in range(0, len(KEPT), 4)]
-    for depth in (None, 0, 1):
-        assert lists(loaded(data, prefetch_factor=depth, **options)) == cut
-    assert lists(loaded(data.take(5), **options)) == [KEPT[:4], KEPT[4:5]]
-    assert loaded(hr.stream(urls).filter(lambda sample: False).map(number_of), **options) == []
 
 
 def test_alternatives_of_fields_are_taken_in_their_order() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -259,29 +259,6 @@ async def test_meter_counts_requests_bytes_and_time(server: FaultServer) -> None
         await reader.read(url)
     assert (meter.requests, meter.retries, meter.errors, meter.bytes) == (2, 1, 0, len(SMALL))
     assert meter.waiting_s > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-async def test_many_reads_with_faults_are_exact_on_every_loop(server: FaultServer, loop: str) -> None:
-    factory: Callable[[], asyncio.AbstractEventLoop] = (
-        asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
-    )
-    kinds = ["close_body", "slowdown", "reset_pre", "reset_body", "short_chunked", "close_pre"]
-    urls = [
-        server.add(f"{loop}-{n}", BODY[n:], f"{kinds[n % 6]}:times=1", f"{kinds[n % 4]}:times=1") for n in range(40)
-    ]
-
-    async def run() -> None:
-        async with reader_with(concurrency=8) as reader:
-            bodies = await asyncio.gather(*(reader.read(url) for url in urls))
-            assert all(body == BODY[n:] for n, body in enumerate(bodies))
-
-    def run_elsewhere() -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(run())
-
-    await asyncio.to_thread(run_elsewhere)
 
 
 async def test_read_outside_a_loader_has_a_reader_of_its_own(server: FaultServer) -> None:

@@ -24,18 +24,6 @@ async def read_all(url: str, folder: Path) -> None:
         assert target[: len(BODY) - 400_000] == BODY[400_000:]
 
 
-def test_demanded_version_is_not_taken_from_an_older_entry(tmp_path: Path) -> None:
-    async def run(url: str, etag: str | None) -> None:
-        async with Reader(Fetch(cache_dir=tmp_path), concurrency=1) as reader:
-            await reader.read_into(url, 0, memoryview(bytearray(100)), etag=etag)
-
-    with FaultServer() as server:
-        url = server.add("a.bin", bytes(1000))
-        asyncio.run(run(url, None))
-        with pytest.raises(hr.errors.ObjectChangedError):
-            asyncio.run(run(url, '"another"'))
-
-
 def test_second_reader_asks_the_server_for_what_is_damaged_only(tmp_path: Path) -> None:
     with FaultServer() as server:
         url = server.add("a.bin", BODY)

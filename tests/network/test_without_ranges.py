@@ -145,23 +145,6 @@ def test_whole_is_taken_in_parts_in_every_framing(how: str) -> None:
         assert len([request for request in server.log if request.name.endswith(".tar")]) == SHARDS
 
 
-def test_server_that_honours_ranges_is_asked_as_before() -> None:
-    with FaultServer(seed=3) as server:
-        data = shard(0)
-        url = server.add("train-0.tar", data)
-        with hr.DataLoader(hr.stream([url]).to_tuple("__key__"), batch_size=7, fetch=SMALL) as loader:
-            assert keys_of(loader) == KEYS[:IN_SHARD]
-        asked = [request for request in server.log if request.name == "train-0.tar"]
-    assert all(request.range for request in asked)
-    assert sum(map(length_of, asked)) >= len(data)
-    assert len({request.range for request in asked}) == len(asked) <= 5 + len(data) // SMALL.range_bytes
-
-
-def length_of(request: object) -> int:
-    first, last = re.findall(r"\d+", request.range)  # type: ignore[attr-defined]
-    return int(last) - int(first) + 1
-
-
 @asynccontextmanager
 async def reading(*answers: Reply | bytes) -> AsyncIterator[tuple[Script, Callable[..., Any]]]:
     """A server, and a function that reads `size` bytes from `start` on by one `Rest`."""

@@ -12,10 +12,7 @@ from simulation.loop import Deadlock, simulate, simulated
 
 from headrace._util.context import running_charge
 from headrace.errors import (
-    BadResponseError,
     ObjectChangedError,
-    ReadTimeoutError,
-    ShortReadError,
     StorageError,
     ThrottledError,
 )
@@ -86,31 +83,6 @@ def test_same_seed_is_the_same_run() -> None:
 def test_program_that_waits_for_ever_is_found() -> None:
     with pytest.raises(Deadlock):
         simulate(asyncio.Event().wait(), limit_s=None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("fills", [True, False])
-@pytest.mark.parametrize(("fault", "kind", "attempts"), [
-    ("503", ThrottledError, 6),
-    ("503-after", ThrottledError, 6),
-    ("500", StorageError, 6),
-    ("refused", StorageError, 6),
-    ("cut", ShortReadError, 6),
-    ("short", ShortReadError, 6),
-    ("hang", ReadTimeoutError, 4),
-    ("stall", ReadTimeoutError, 4),
-    ("drip", ReadTimeoutError, 2),
-    ("wrong-range", BadResponseError, 2),
-])  # fmt: skip
-@simulated
-async def test_lasting_fault_is_its_error(fault: str, kind: type[StorageError], attempts: int, fills: bool) -> None:
-    store = FaultyStore(random.Random(1), {"a": bytes(2_000_000)}, p=1.0, faults=(fault,), fails_at=0, fills=fills)
-    async with reader_of(store) as reader:
-        with pytest.raises(kind) as caught:
-            await reader.read("a")
-    assert type(caught.value) is kind
-    assert caught.value.attempts == attempts
-    assert (store.under_way, store.open_bodies) == (0, 0)
-    assert asyncio.get_running_loop().time() <= 62.0
 
 
 @simulated
@@ -324,18 +296,6 @@ class Several:
 
     async def aclose(self) -> None:
         pass
-
-
-@pytest.mark.parametrize("fault", ["500", "refused", "cut"])
-@simulated
-async def test_host_that_fails_for_ever_costs_few_requests_and_little_time(fault: str) -> None:
-    objects = {str(n): bytes(1000) for n in range(300)}
-    store = FaultyStore(random.Random(1), objects, p=1.0, faults=(fault,), fails_at=0)
-    async with reader_of(store, concurrency=64) as reader:
-        ends = await asyncio.gather(*(reader.read(path) for path in objects), return_exceptions=True)
-    assert all(isinstance(end, StorageError) for end in ends)
-    assert store.requests.total() <= 3 * len(objects)
-    assert asyncio.get_running_loop().time() < 100.0
 
 
 @pytest.mark.parametrize(("share", "slow_reads"), [(0.05, 0.0), (0.0, 0.02)])

@@ -39,16 +39,6 @@ def lengths(steps: Any) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [48, 49, 50, 53, 60])
-@pytest.mark.parametrize("kind", [INDEXED, TAR])
-def test_ranks_make_as_many_steps_of_uncounted_samples(written: Written, kind: str, count: int) -> None:
-    data = lambda: counted(written, kind, count, shuffled=False)
-    assert sum(samples(ran(3, data, batch_size=4)[0]).values()) == count
-    _, states = ran(3, data, batch_size=4, most=2)
-    assert sum(samples(ran(3, data, states, batch_size=4)[0]).values()) == count - 24
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 def test_ranks_resume_from_their_own_states_of_filtered_samples(written: Written, in_order: bool) -> None:
     data = lambda: counted(written, INDEXED, 60)

@@ -4,12 +4,14 @@ import json
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from builders.ranks import Rows, elastic_run, ran, samples, whole
 from end_to_end.state import sources
 from end_to_end.state.sources import INDEXED, KEYS, MAP, Places, Seen, Written
+from end_to_end.state.test_resume_anywhere import joined
 
 import headrace as hr
 from headrace.state.state import merge_states
@@ -36,11 +38,18 @@ def run(number: int, places: Places) -> int:
     rng = random.Random(f"elastic {number}")
     written = places.write([rng.choice([0, 1, 7, 20, 33]) for _ in range(3)] + [70])
     kind = rng.choice([INDEXED, INDEXED, KEYS, MAP])
-    order = rng.choice([name for name in ORDERS if kind == INDEXED or name in ("in order", "shuffled", "twice")])
+    inputs, several = joined(kind, written, rng)
+    is_indexed = kind == INDEXED and several is None
+    order = rng.choice([name for name in ORDERS if is_indexed or name in ("in order", "shuffled", "twice")])
     tail, size = rng.choice(["short", "drop", "pad", "carry"]), rng.choice([8, 12, 24])
-    told = f"elastic {number}: {kind} {written.counts} {order}, last_batch={tail}, global batches of {size}"
+    told = f"elastic {number}: {inputs or kind} {written.counts} {order}, last_batch={tail}, global batches of {size}"
     options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=size, last_batch=tail), "num_workers": 0}
-    return elastic_run(told, rng, lambda: made(kind, written, order), 8, **options)
+    make = several or partial(sources.source, kind, written)
+    try:
+        make()
+    except hr.OptionError:
+        return 0  # documents that were shuffled before they were packed are no input
+    return elastic_run(told, rng, lambda: ORDERS[order](make()).map(Seen()), 8, **options)
 
 
 @pytest.mark.slow
@@ -49,22 +58,6 @@ def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> 
     while resumes < RESUMES // 2:
         resumes += run(number, places)
         number += 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (4, 1), (1, 3), (3, 8)])
-def test_global_batch_is_kept_when_only_the_world_changes(places: Places, before: int, after: int) -> None:
-    """With the batch size that each rank had before; what each has then follows from the ranks."""
-    written = places.write([40, 3, 60, 5])
-    data = lambda: made(INDEXED, written, "window 40")
-    expected = whole(ran(1, data, batch_size=4 * before if before > 1 else 9)[0])
-    size = 4 if before > 1 else 9
-    steps, states = ran(before, data, batch_size=size, most=3)
-    got = whole(steps)
-    state = states[0]
-    got += whole(ran(after, data, state, batch_size=size)[0])
-    assert got[:-2] == expected[:-2]
-    assert sorted(sum(got, ())) == sorted(sum(expected, ()))
 
 
 def test_each_sample_is_emitted_once_when_the_batch_size_changes(places: Places) -> None:
@@ -86,18 +79,6 @@ def test_state_is_refused_when_world_and_batch_size_differ(places: Places, optio
     with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
         ran(3, data, state, **options)
     assert caught.value.field == "global_batch_size"
-
-
-@pytest.mark.slow
-def test_ranks_resume_from_their_own_states_when_batches_come_in_any_order(places: Places) -> None:
-    written = places.write([40, 3, 60, 5])
-    data, options = lambda: made(INDEXED, written, "window 40"), {"batch_size": 4, "in_order": False}
-    expected = samples(ran(3, data, **options)[0])
-    steps, states = ran(3, data, **options, most=4)
-    assert [state["ranks"]["rank"] for state in states] == [0, 1, 2]
-    rest, states = ran(3, data, states, **options)
-    assert samples(steps) + samples(rest) == expected
-    assert len({state["epoch"] for state in states}) == 1
 
 
 @pytest.mark.slow

@@ -124,8 +124,15 @@ CHAINS: dict[str, tuple[Callable[[], Any], list[int] | None]] = {  # None: these
     "filter, take, filter, epoch": (lambda: odds().take(7).filter(is_odd).epoch(samples=12), (ODD[:7] * 2)[:12]),
     "filter, skip, epoch": (lambda: odds().skip(2).epoch(samples=22), (ODD[2:] * 3)[:22]),
     "epoch, epoch": (lambda: numbers().epoch(samples=5).epoch(samples=12), (NUMBERS[:5] * 3)[:12]),
+    "filter, take, filter, take": (lambda: odds().take(9).filter(lambda n: n % 5).take(6), [1, 3, 7, 9, 11, 13]),
+    "filter, enumerate, filter, skip": (lambda: odds().enumerate().filter(sum).skip(1).map(sum), [*range(4, 36, 3)]),
+    "flat_map, slice, batch, skip": (
+        lambda: numbers().flat_map(twice).slice(1, 30, 2).batch(3).unbatch().skip(1),
+        NUMBERS[1:15],
+    ),
     "list, concat": (lambda: numbers().concat([24], (25, 26)), [*NUMBERS, 24, 25, 26]),
     "mix, shuffle": (lambda: hr.mix({"a": NUMBERS, "b": (30, 31)}).shuffle(window=8), None),
+    "mix, take, filter, epoch": (lambda: endless().take(40).filter(is_odd).epoch(samples=22), None),
     "interleave, shuffle": (lambda: numbers().interleave([24]).shuffle("window", window=8), None),
 }
 
@@ -136,6 +143,10 @@ def numbers() -> hr.Stream:
 
 def odds() -> hr.Stream:
     return numbers().filter(is_odd)
+
+
+def endless() -> hr.Stream:
+    return hr.mix({"a": NUMBERS, "b": ODD}, {"a": 1, "b": 2}, until="forever")
 
 
 @pytest.mark.parametrize("chain", CHAINS)

@@ -93,10 +93,15 @@ def joined(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
     ways = [_input(one, written, rng) for one in kinds]
     names = ", ".join(f"{one} {name}" for one, (name, _) in zip(kinds, ways, strict=True))
     block = rng.choice([1, 2, 5])
+    weights = {str(k): 1 + 2 * k for k in range(len(kinds))}
     joins: dict[str, Callable[[Any, Any], Any]] = {
         "concat": lambda first, others: first.concat(*others),
         "zip": lambda first, others: first.zip(*others, strict=False).map(sources.of_all),
         f"interleave {block}": lambda first, others: first.interleave(*others, block=block),
+        "mix": lambda first, others: hr.mix(_named(first, *others), weights, until="all"),
+        "curriculum": lambda first, others: hr.mix(
+            _named(first, *others), lambda step: weights | {"0": step}, until="forever", step=16
+        ).take(3 * written.total),
         "tokens": lambda first, others: sources.mixed_by_tokens(kinds, [first, *others], written),
         "join": lambda first, _: first.join(sources.source(kind, written), on="__key__").map(sources.of_all),
     }
@@ -109,6 +114,10 @@ def joined(kind: str, written: Written, rng: random.Random) -> tuple[str, Callab
         return joins[how](first, others)
 
     return f"{how} of {names}", made
+
+
+def _named(*streams: Any) -> dict[str, Any]:
+    return {str(k): stream for k, stream in enumerate(streams)}
 
 
 def _input(kind: str, written: Written, rng: random.Random) -> tuple[str, Callable[[Any], Any]]:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import random
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +14,6 @@ from end_to_end.state.runs import QUICK
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
 
 import headrace as hr
-from headrace.order.cursor import united
-from headrace.state.resume_point import ResumePoint
-from headrace.state.state import merge_states
 
 
 @pytest.fixture(scope="module")
@@ -271,23 +267,6 @@ def test_state_is_refused_of_samples_in_a_buffer_and_of_a_data_set_without_one(w
             next(iterator)
 
 
-@pytest.mark.slow
-def test_states_have_less_than_forty_kilobytes_when_batches_come_in_any_order() -> None:
-    """On 8 ranks whose steps have 4,096 samples, with any of 64 batches that are made ahead received; and merged."""
-    chance, states = random.Random(3), []
-    for rank in range(8):
-        data = Numbers(10**7).shuffle()
-        with hr.DataLoader(data, batch_size=512, ranks=hr.Ranks(rank=rank, world_size=8), in_order=False) as loader:
-            loader.peek()
-            plan = loader._behind._next.plan()  # type: ignore[union-attr]
-            gaps = [(512 * k, 512 * (k + 1)) for k in range(400, 464) if chance.random() < 0.5]
-            covers = united([(0, 512 * 400), *gaps])
-            states.append(plan.save(ResumePoint(covers, 512 * (400 + len(gaps)), batches=400 + len(gaps))))
-    sizes = [len(json.dumps(state)) for state in (*states, merge_states(states))]
-    assert max(sizes[:-1]) <= 1_500, sizes
-    assert sizes[-1] <= 40_000, sizes
-
-
 class Kept(hr.AsyncIterableDataset):
     """Numbers, whose state is a dict by numbers, which are texts when it comes back from a file."""
 
@@ -405,16 +384,6 @@ def test_peek_is_refused_while_an_iterator_reads_an_iterable_data_set() -> None:
             loader.peek()
         assert got + [number for batch in batches for number in batch.tolist()] == [*range(200)]
         assert loader.peek().tolist() == [0, 1, 2, 3]
-
-
-def test_epoch_repeats_a_filtered_bounded_part_of_an_endless_mixture() -> None:
-    data = hr.mix({"a": Numbers(30), "b": Numbers(50)}, weights={"a": 1, "b": 2}, until="forever")
-    for rank in range(2):
-        with numbers_in(
-            data.take(60).filter(is_odd).epoch(samples=70),
-            ranks=hr.Ranks(rank=rank, world_size=2, compare=False),
-        ) as loader:
-            assert sum(map(len, loader)) == 35
 
 
 def test_only_the_newest_iterator_advances_the_epoch() -> None:

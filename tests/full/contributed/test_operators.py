@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from builders.loops import flat, loaded, state_after
-from full.contributed.operators import in_turn, noisy_copies
+from full.contributed.documented import in_turn
+from full.contributed.operators import noisy_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,14 +66,6 @@ class TestLengthBuckets(OperatorContract):
 
     def apply(self, data: Any) -> hr.Stream:
         return data.apply_op("length_buckets", 3, bounds=(4, 9))
-
-
-class TestTokenBatches(OperatorContract):
-    samples = [{"n": n} for n in (3, 5, 1, 0, 9, 2, 12, 4, 4, 1, 1, 8)]
-    expected = [[{"n": n} for n in group] for group in ([3, 5, 1, 0], [9], [2], [12], [4, 4, 1], [1, 8])]
-
-    def apply(self, data: Any) -> hr.Stream:
-        return data.apply_op("token_batches", 9)
 
 
 async def doubled(n: int) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +11,11 @@ import torch
 from builders.loops import loaded
 from builders.numbers import Made, Numbers
 from builders.tars import tar
-from full.contributed.pipe_workers import PipeExecutor
+from full.contributed.documented import PipeExecutor
 
 import headrace as hr
 from headrace.testing import ExecutorContract
 from headrace.workers.executor import Executor
-
-
-@pytest.fixture(scope="module", autouse=True)
-def process_that_workers_are_forked_from() -> Iterator[None]:
-    """Python keeps it for the life of the interpreter, and what follows its shared memory."""
-    resource_tracker.ensure_running()
-    forkserver.ensure_running()
-    yield
-    forkserver._forkserver._stop()
 
 
 class TestPipes(ExecutorContract):
@@ -89,7 +78,7 @@ def test_work_of_a_killed_worker_is_repeated() -> None:
         for number, batch in enumerate(loader):
             got += batch["n"].tolist()
             if number == 3:
-                executor.workers[0].die()
+                executor.links[0].process.kill()
         assert got == list(range(400))
         assert loader.stats().work.deaths == 1
 
