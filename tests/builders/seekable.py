@@ -26,3 +26,8 @@ def seekable(parts: Sequence[bytes], checksums: bool = True, own: bool = False) 
         sums = [int.from_bytes(frame[-4:], "little") for frame in with_own]
         sizes = [(*size, one) for size, one in zip(sizes, sums, strict=True)]
     return b"".join(frames) + table_of(sizes, 0x80 if checksums else 0)
+
+
+def in_frames(data: bytes, size: int, own: bool = False) -> bytes:
+    """Frames of so many bytes, and their table without checksums."""
+    return seekable([data[at : at + size] for at in range(0, len(data), size)], checksums=False, own=own)

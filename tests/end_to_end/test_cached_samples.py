@@ -67,8 +67,6 @@ def given(stream: Any, **options: Any) -> list[Any]:
 
 STEPS: dict[str, Callable[[Any], Any]] = {
     "map": lambda data: data.map(str),
-    "filter": lambda data: data.filter(lambda n: n % 3 > 0),
-    "flat_map": lambda data: data.flat_map(lambda n: [n] * (n % 4)),
     "filter, flat_map": lambda data: data.filter(lambda n: n % 3 > 0).flat_map(lambda n: [n] * (n % 4)),
 }
 
@@ -96,20 +94,6 @@ def test_second_epoch_reads_nothing_of_a_store(place: Path | None, workers: int)
             assert sorted(sample["__key__"] for batch in loader for sample in batch) == first
             assert len(server.log) == requests
     assert len(first) == COUNT
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("to_workers", [0, 1])
-def test_other_loaders_find_what_one_has_cached(counted: Counted, tmp_path: Path, to_workers: int) -> None:
-    def stream() -> Any:
-        return hr.from_map(range(COUNT)).map(counted).cache(tmp_path / "kept")
-
-    given(stream(), num_workers=1 - to_workers)
-    counted.taken()
-    assert given(stream().shuffle(), num_workers=to_workers, seed=9) != list(range(COUNT))
-    assert counted.taken() == 0
-    assert [stream()[3], stream()[-1]] == [3, COUNT - 1]
-    assert counted.taken() == 0
 
 
 def test_ranks_share_cached_samples(counted: Counted, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from builders import mds, parquet
 from builders.loops import flat, given
-from builders.packed import seekable
+from builders.seekable import in_frames
 
 import headrace as hr
 from headrace.cli import main
@@ -126,7 +126,7 @@ def test_line_of_a_seekable_shard_is_got_by_the_bytes_of_its_frames_alone(server
     rows = [json.dumps({"n": n, "text": random.Random(n).randbytes(300).hex()}).encode() + b"\n" for n in range(80)]
     body = b"".join(rows)
     frame = 2 * len(rows[-1])  # a line spans one or two frames
-    packed = seekable(body, frame)
+    packed = in_frames(body, frame)
     sizes = [len(zstandard.compress(body[at : at + frame])) for at in range(0, len(body), frame)]
     frames_at, lines_at = ([0, *itertools.accumulate(some)] for some in (sizes, map(len, rows)))
     _, data = indexed("a.jsonl.zst", packed)

@@ -124,15 +124,6 @@ def test_a_stream_of_a_hundred_thousand_shards_opens_by_one_request_in_little_me
     assert names.count("all.hri") == len(names) - 1 in (2, 3)
 
 
-def test_shards_that_are_read_whole_are_counted_as_such() -> None:
-    urls = put_shards("whole", [300])
-    with hr.DataLoader(hr.stream(urls, index=put_index(urls)), batch_size=None) as loader:
-        assert list(map(number_of, loader)) == list(range(300))
-        fetch = loader.stats().fetch
-    assert (fetch.shards_whole, fetch.shards_in_part) == (1, 0)
-    assert fetch.requests <= 3  # the index, and the shard
-
-
 def test_each_shard_may_have_an_index_file_in_the_order_of_shards(urls: list[str]) -> None:
     for url in urls:
         memory.put(f"{url}.hri", index_of([url]))

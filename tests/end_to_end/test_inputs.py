@@ -363,12 +363,6 @@ def test_state_of_a_join_is_refused_where_pairs_are_others(images: hr.Stream, ta
         rest_of(loader(table.skip(3)), state_after(loader(table), 2))
 
 
-def test_inputs_may_be_cut_and_have_steps(images: hr.Stream, table: hr.Stream) -> None:
-    left, right = images.slice(2, 20).map(dict), table.skip(5).map(lambda row: {**row, "n": -row["n"]})
-    data = left.join(right, on=ON)
-    assert [pair(both) for both in data] == [(n, -n) for n in (3, 6, 9, 12, 15)]
-
-
 def test_left_keys_may_come_several_times_and_none_is_no_key() -> None:
     left = hr.from_map([{"id": key} for key in (2, None, 1, 2, float("nan"), 9, np.int64(1))])
     right = hr.from_map([{"id": key, "v": v} for v, key in enumerate((1, None, 2, None))])
@@ -566,11 +560,9 @@ def test_error_of_a_branch_names_it() -> None:
         (lambda a, b: a.zip(b.flat_map(list)), r"flat_map\(list\) of branch 1"),
         (lambda a, b: a.zip(b.enumerate()), r"enumerate\(\) of branch 1"),
         (lambda a, b: a.zip(b, hr.from_map([1, 2])), r"inputs 0 and 1 of \.zip\(\) are branches of one \.fork"),
-        (lambda a, b: a.zip(hr.from_map([1, 2])).zip(b), r"inputs 0 and 1 of \.zip\(\) are branches of one \.fork"),
         (lambda a, b: a.map(str).cache().zip(b), r"cache\(\) of branch 0"),
         (lambda a, b: a.cache().concat(b.cache()), r"inputs 0 and 1 of \.concat\(\) are branches"),
         (lambda a, b: a.concat(b), r"inputs 0 and 1 of \.concat\(\) are branches"),
-        (lambda a, b: a.interleave(b), r"inputs 0 and 1 of \.interleave\(\) are branches"),
         (lambda a, b: hr.mix({"a": a, "b": b}), "are branches of one"),
         (lambda a, b: a.zip(*b.map(str).fork(2)), r"inputs 1 and 2 of \.zip\(\) are branches"),
         (lambda a, b: a.fork(0), "n=0 must be"),

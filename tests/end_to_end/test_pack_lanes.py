@@ -346,13 +346,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: texts().pack(8).shuffle().pipeline(), r"\.shuffle\(window, samples=2048\) cannot follow \.pack"),
     (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) after \.pack"),
     (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),
-    (lambda: texts().batch(2).pack(8), "takes single samples"),
     (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
     (lambda: SOME.take(4).pack(8), r"cannot follow \.take\(4\)"),
-    (lambda: hr.from_iterable([text(1)]).pack(8), "have no numbers before they are read"),
     (lambda: first_of(hr.from_map([[1]]).pack(8)), "no field 'input_ids'; it has: it is a list"),
     (lambda: first_of(MASKED.pack(8, fields="mask")), "have different lengths: {'input_ids': 2, 'mask': 1}"),
-    (lambda: texts().pack(0), "a sequence has 1 token or more"),
 ]
 
 

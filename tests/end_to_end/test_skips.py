@@ -158,15 +158,6 @@ def test_batches_are_those_of_a_plain_program_when_any_samples_fail(
     assert same(got, [batch_of(keys) for keys in wanted]) if collated == "by us" else keys_of(got) == wanted
 
 
-@pytest.mark.slow
-@WORKERS
-def test_single_samples_and_batches_of_the_stream_skip_failed_samples(num_workers: int) -> None:
-    got = run(numbers(6, [0, 3, 5]), batch_size=None, num_workers=num_workers)
-    assert [g["n"] for g in got] == [1, 2, 4]
-    batched = numbers(9, [0, 1, 2, 4, 8]).batch(3).map(lambda batch: batch["n"].tolist())
-    assert run(batched, batch_size=None, num_workers=num_workers) == [[3, 5], [6, 7]]
-
-
 def test_take_after_a_filter_counts_failed_samples() -> None:
     data = numbers(20).filter(lambda sample: sample["n"] % 2 == 0).map(stumble_at(2, 4)).take(6)
     assert keys_of(run(data, batch_size=3)) == [[0], [6, 8, 10]]
@@ -241,18 +232,6 @@ def test_function_is_asked_once_for_each_failed_sample_in_plan_order(num_workers
     assert keys_of(got) == WANTED
     assert [int(said.split()[2]) for said in asked] == BAD
     assert "stage: map(stumble); sample 6 of the epoch" in asked[4]
-
-
-@pytest.mark.slow
-@WORKERS
-@pytest.mark.parametrize("answer", [False, None, 1, "yes"])
-def test_error_is_raised_in_its_place_unless_the_function_says_true(answer: Any, num_workers: int) -> None:
-    def decide(error: BaseException) -> Any:
-        return True if "6" in str(error) else answer
-
-    got = run(numbers(12, [1, 6]), batch_size=4, num_workers=num_workers, errors=hr.Skip(when=decide))
-    assert keys_of(got) == [BadError, [4, 5, 7], [8, 9, 10, 11]]
-    assert "key 1" in words(got[0])
 
 
 def test_memory_of_batches_that_are_raised_is_free_again() -> None:

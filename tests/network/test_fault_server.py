@@ -274,11 +274,6 @@ def test_fault_that_does_not_exist_is_refused(fault: str, said: str) -> None:
         FaultServer(faults=[fault])
 
 
-def test_port_that_is_taken_is_an_error() -> None:
-    with FaultServer() as server, pytest.raises(OSError, match="in use"):
-        FaultServer(port=int(server.url.rpartition(":")[2])).__enter__()
-
-
 def test_request_before_its_time_is_counted() -> None:
     with FaultServer() as server:
         url = server.add("hold", BODY, "slowdown:times=1,retry_after=3600")

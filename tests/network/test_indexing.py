@@ -17,7 +17,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from builders.packed import seekable
+from builders.seekable import in_frames
 from builders.tars import numbered_samples, tar
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -45,7 +45,7 @@ def _cache_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-LARGE = tar(numbered_samples(0, 120, 83_000))  # 10 MB: several pieces, and members that cross two of them
+LARGE = tar(numbered_samples(0, 120, 86_000))  # 10 MB: several pieces, and members that cross two of them
 MEDIUM = tar(numbered_samples(0, 60, 40_000))
 SMALL = tar(numbered_samples(0, 400, 1_600))
 
@@ -178,7 +178,7 @@ DAMAGED: dict[str, tuple[str, Callable[[], bytes], str]] = {  # name, body, text
     "gzip": ("tar", lambda: gzip.compress(LARGE), r"damaged\.tar"),
     "wrong seek table": (
         "tar.zst",
-        lambda: with_byte(seekable(SMALL, 100_000), -13, 0),
+        lambda: with_byte(in_frames(SMALL, 100_000), -13, 0),
         "seek table",
     ),  # size of a frame
     **{f"cut {end}": (end, lambda pack=pack: pack(SMALL)[:-1], "truncated") for end, pack in COMPRESSED.items()},
@@ -222,7 +222,7 @@ def test_compressed_shard_is_indexed_by_what_comes_out_of_it(ending: str, header
 
 
 def test_frames_of_a_seekable_shard_are_indexed() -> None:
-    packed = seekable(SMALL, 100_000)
+    packed = in_frames(SMALL, 100_000)
     index = index_of(in_memory("a.tar.zst", packed))
     assert told(index.rows, SMALL) == by_tarfile(SMALL)
     assert index.frames is not None

@@ -1,17 +1,24 @@
-"""Ranks that share an epoch of uncounted samples make equally many steps, also after a resume."""
+"""Ranks resume: the same global batches on any number of them, and equally many steps of uncounted samples."""
 
+import asyncio
+import json
+import os
+import random
 import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.numbers import Counting
-from builders.ranks import ran, samples, whole, world
+from builders.ranks import Rows, elastic_run, ran, samples, whole, world
 from end_to_end.state import sources
-from end_to_end.state.sources import GZ, INDEXED, MAP, TAR, Places, Seen, Written
+from end_to_end.state.sources import GZ, INDEXED, KEYS, MAP, TAR, Places, Seen, Written
+from end_to_end.state.test_resume_anywhere import joined
+from gloo import ranks_of
 
 import headrace as hr
 from headrace.state.state import merge_states
@@ -351,3 +358,150 @@ def test_ranks_share_compressed_shards_when_a_filter_stands_before_the_epoch(pla
     got += ran(2, data, states, batch_size=4)[0]
     assert sum(samples(got).values()) == 60
     assert {len(batch) for step in got[:-1] for batch in step} == {4}
+
+
+RESUMES = int(os.environ.get("HEADRACE_RESUMES", "60"))
+ORDERS: dict[str, Callable[[Any], Any]] = {
+    "in order": lambda data: data,
+    "shuffled": lambda data: data.shuffle(),
+    "window 40": lambda data: data.shuffle("window", window=40),
+    "window 9": lambda data: data.shuffle("window", window=9, seed=8),
+    "within": lambda data: data.shuffle("within"),
+    "shards": lambda data: data.shuffle("shards", seed=3),
+    "global": lambda data: data.shuffle("global"),
+    "twice": lambda data: data.shuffle().repeat(2),
+    "most of them": lambda data: data.shuffle().epoch(samples=97),
+}
+
+
+def made(kind: str, written: Written, order: str) -> Any:
+    return ORDERS[order](sources.source(kind, written)).map(Seen())
+
+
+def run(number: int, places: Places) -> int:
+    rng = random.Random(f"elastic {number}")
+    written = places.write([rng.choice([0, 1, 7, 20, 33]) for _ in range(3)] + [70])
+    kind = rng.choice([INDEXED, INDEXED, KEYS, MAP])
+    inputs, several = joined(kind, written, rng)
+    is_indexed = kind == INDEXED and several is None
+    order = rng.choice([name for name in ORDERS if is_indexed or name in ("in order", "shuffled", "twice")])
+    tail, size = rng.choice(["short", "drop", "pad", "carry"]), rng.choice([8, 12, 24])
+    told = f"elastic {number}: {inputs or kind} {written.counts} {order}, last_batch={tail}, global batches of {size}"
+    options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=size, last_batch=tail), "num_workers": 0}
+    make = several or partial(sources.source, kind, written)
+    try:
+        with hr.DataLoader(ORDERS[order](make())) as loader:
+            len(loader)
+    except (hr.OptionError, TypeError):
+        return 0  # documents that were shuffled before they were packed are no input; or ranks cannot share them
+    return elastic_run(told, rng, lambda: ORDERS[order](make()).map(Seen()), 8, **options)
+
+
+@pytest.mark.slow
+def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> None:
+    resumes, number = 0, 0
+    while resumes < RESUMES // 2:
+        resumes += run(number, places)
+        number += 1
+
+
+def test_each_sample_is_emitted_once_when_the_batch_size_changes(places: Places) -> None:
+    written = places.write([40, 3, 60, 5])
+    got, state = list[Rows](), None
+    for count, size, most in ((3, 12, 2), (2, 10, 3), (1, 7, 2), (5, 20, None)):
+        steps, (state, *_) = ran(
+            count, lambda: made(INDEXED, written, "window 40"), state, ranks=hr.Ranks(global_batch_size=size), most=most
+        )
+        got += whole(steps)
+    assert sorted(sample[1] for batch in got for sample in batch) == list(range(108))
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 5}, {"batch_size": 2}])
+def test_state_is_refused_when_world_and_batch_size_differ(places: Places, options: dict[str, Any]) -> None:
+    written = places.write([60])
+    data = lambda: made(INDEXED, written, "shuffled")
+    state = ran(2, data, batch_size=4, most=2)[1][0]
+    with pytest.raises(hr.StateMismatchError, match="global_batch_size") as caught:
+        ran(3, data, state, **options)
+    assert caught.value.field == "global_batch_size"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (3, 2), (2, 5), (1, 4)])
+@pytest.mark.parametrize("in_order", [False, True])
+def test_merged_states_resume_on_any_ranks(places: Places, before: int, after: int, in_order: bool) -> None:
+    written = places.write([40, 3, 60, 5])
+    data = lambda: made(INDEXED, written, "window 40")
+    expected = samples(ran(1, data, ranks=hr.Ranks(global_batch_size=12))[0])
+    steps, states = ran(before, data, ranks=hr.Ranks(global_batch_size=12), in_order=False, most=4)
+    got = samples(steps)
+    random.Random(4).shuffle(states)
+    merged = json.loads(json.dumps(merge_states(states)))
+    steps, states = ran(after, data, merged, ranks=hr.Ranks(global_batch_size=12), in_order=in_order, most=2)
+    got += samples(steps)
+    assert not any("since" in state for state in states)
+    assert (
+        got + samples(ran(1, data, merge_states(states), ranks=hr.Ranks(global_batch_size=5), in_order=in_order)[0])
+        == expected
+    )
+
+
+RANK = """
+import hashlib
+import torch.distributed as dist
+import headrace as hr
+from end_to_end.state.sources import Seen
+
+def main(settings, urls, index):
+    dist.init_process_group("gloo")
+
+    def loader_of(concurrency="auto", **options):
+        data = hr.stream(urls, index=index).shuffle("window", window=40).map(Seen(with_torch=True))
+        fetch, ranks = hr.Fetch(range_bytes=4096, concurrency=concurrency), hr.Ranks(global_batch_size=12)
+        return hr.DataLoader(data, ranks=ranks, fetch=fetch, timeout=50, **options)
+
+    def digests(batch, with_torch):  # without workers, torch's own random numbers are the trainer's
+        columns = [batch[name].numpy() for name in sorted(batch) if with_torch or name != "torch"]
+        return [hashlib.sha256(b"".join(value.tobytes() for value in row)).hexdigest() for row in zip(*columns)]
+
+    found = {}
+    for workers, concurrency in settings:
+        with loader_of(concurrency, num_workers=workers) as loader:
+            found[f"{workers} {concurrency}"] = [[digests(batch, workers > 0) for batch in loader] for _ in range(2)]
+    if dist.get_world_size() > 1:
+        with loader_of(seed=int(dist.get_rank() == 1)) as loader:
+            try:
+                next(iter(loader))
+            except hr.StateMismatchError as error:
+                found["refused"] = str(error)
+    dist.destroy_process_group()
+    return found
+"""
+IS_LONG = int(os.environ.get("HEADRACE_RESUMES", "60")) > 60
+WORLDS = (2, 3) if IS_LONG else (3,)
+SETTINGS = [(0, 1), (0, 64), (1, 1), (1, 64), (4, 1), (4, 64)] if IS_LONG else [(0, 64), (1, 64), (4, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_batches_are_those_of_a_single_rank_byte_for_byte_with_any_workers_and_reads(places: Places) -> None:
+    """Over HTTP, with torch's process group; random numbers too."""
+    written = places.write([40, 3, 0, 60, 25], size=300)
+    index = places.server.add("ranks.hri", asyncio.run(hr.read(written.index)))
+    arguments = [SETTINGS, written.urls[sources.TAR], index]
+    (alone,) = ranks_of(1, RANK, arguments)
+    first, second = alone["0 64"]
+    assert len({digest for batch in first for digest in batch}) == written.total
+    assert first != second
+    assert alone["1 64"] != alone["0 64"]  # with torch's random numbers
+    for workers, concurrency in SETTINGS:
+        assert alone[f"{workers} {concurrency}"] == alone["1 64" if workers else "0 64"]
+    for size in WORLDS:
+        ranks = ranks_of(size, RANK, arguments)
+        for workers, concurrency in SETTINGS:
+            expected = alone["1 64" if workers else "0 64"]
+            for number in range(2):
+                steps = zip(*(rank[f"{workers} {concurrency}"][number] for rank in ranks), strict=True)
+                found = [[digest for batch in step for digest in batch] for step in steps]
+                assert found == expected[number], f"{size} ranks, {workers} workers, {concurrency} reads"
+        assert all("1" in rank["refused"] for rank in ranks)  # the last loader of one rank has another seed

@@ -248,9 +248,10 @@ def test_failed_samples_of_inputs_are_skipped_in_their_places(combined: str, wor
     make, expected, skipped = SKIPPED[combined]
     data = make(hr.from_map(NUMBERS).map(fails).filter(is_odd))
     options: dict[str, Any] = {"batch_size": None, "errors": hr.Skip(), "num_workers": workers}
-    assert resumed_anywhere(lambda: hr.DataLoader(data, **options), plain, most=2) == [expected]
+    if not workers:
+        assert resumed_anywhere(lambda: hr.DataLoader(data, **options), plain, most=2) == [expected]
     with hr.DataLoader(data, **options) as loader:
-        assert len(list(loader)) == len(expected)
+        assert list(map(plain, loader)) == expected
         assert loader.stats().skipped == skipped
     with (
         hr.DataLoader(data, **options | {"errors": hr.Skip(max_in_epoch=1)}) as loader,

@@ -1,4 +1,4 @@
-"""What the pages docs/how_to/own_*.md define: extensions as users write them."""
+"""Extensions as users write them: those of the pages docs/how_to/own_*.md."""
 
 import ast
 import re

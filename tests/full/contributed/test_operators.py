@@ -61,7 +61,7 @@ class TestLengthBuckets(OperatorContract):
     samples = [{"n": "x" * n} for n in LENGTHS]
     expected = [
         [{"n": "x" * n, "longest": max(group)} for n in group]
-        for group in ([1, 3, 2], [5, 6, 7], [12, 30, 11], [0, 2, 3], [1], [8], [9])
+        for group in ([1, 3, 2], [5, 6, 7], [12, 30, 11], [0, 2, 3], [8], [1], [9])
     ]
 
     def apply(self, data: Any) -> hr.Stream:

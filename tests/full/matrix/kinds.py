@@ -18,7 +18,7 @@ import torch
 import zstandard
 from builders import arrows, energon, litdata, mds, parquet, tensor_files, tfrecords, token_files, videos
 from builders.arrays import saved
-from builders.packed import seekable
+from builders.seekable import in_frames
 from builders.tars import tar
 from builders.zips import zipped
 
@@ -84,7 +84,7 @@ def of_bytes(name: str, pack: Callable[[Sequence[int]], bytes]) -> Callable[[Sha
         PLAIN: (bytes, ""),
         GZ: (lambda body: gzip.compress(body, mtime=0), ".gz"),
         ZST: (zstandard.ZstdCompressor().compress, ".zst"),
-        FRAMES: (lambda body: seekable(body, 100), ".zst"),
+        FRAMES: (lambda body: in_frames(body, 100), ".zst"),
     }
 
     def write(shards: Shards, packing: str) -> dict[str, bytes]:
