@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 
 from headrace._util import check
 from headrace._util.check import is_whole
-from headrace.errors import OptionError
 from headrace.types import Ints, Tail
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Skip:
             if self.log is not None:
                 open(self.log, "ab", opener=open_file).close()  # pathlib takes no opener
         except (OSError, ValueError) as error:
-            raise OptionError(f"Skip: log={str(self.log)!r} cannot be written: {error}") from error
+            raise check.invalid("Skip: log", str(self.log), f"a file that can be written: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

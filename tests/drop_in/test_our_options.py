@@ -28,11 +28,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (NUMBERS, {"num_batch_workers": 2, "num_workers": 1}, "num_batch_workers=2 needs economic=True"),
     (NUMBERS, {"seed": 3}, "seed=3 needs economic=True"),
     (NUMBERS, {"memory_budget": "1GiB"}, "memory_budget='1GiB' needs economic=True"),
-    (NUMBERS, {"fetch": hr.Fetch()}, r"fetch=.*is for headrace's data sets, and list"),
-    (NUMBERS, {"fetch": hr.Fetch(concurrency=3)}, "fetch= is for headrace's data sets"),
+    (NUMBERS, {"fetch": hr.Fetch()}, r"fetch=.*needs a data set of headrace, and list"),
+    (NUMBERS, {"fetch": hr.Fetch(concurrency=3)}, "fetch= needs a data set of headrace"),
     (NUMBERS, {"workers": "thread", "num_workers": 1, "multiprocessing_context": "fork"}, "and workers='thread'"),
-    (Numbers(4), {"economic": True}, "economic=True is for torch's data sets"),
-    (Numbers(4), {"economic": True, "num_workers_batches": 2}, "economic=.* is for torch's data sets"),
+    (Numbers(4), {"economic": True}, "economic=True needs a data set of torch"),
+    (Numbers(4), {"economic": True, "num_workers_batches": 2}, "economic=.* needs a data set of torch"),
 ]
 
 

@@ -200,7 +200,7 @@ def test_random_steps_are_refused_by_name() -> None:
 
     data = hr.from_map(range(COUNT))
     with pytest.raises(
-        OptionError, match=r"\.cache\(\) after map\(flip\), which draws random numbers \(flip, which uses rand\)"
+        OptionError, match=r"\(flip, which uses rand\) of map\(flip\): \.cache\(\) would repeat them in each epoch"
     ):
         data.map(flip).cache()
     data.map(flip, random=False).cache()
@@ -243,11 +243,11 @@ def test_data_without_a_fingerprint_need_a_version_in_a_folder_only(tmp_path: Pa
 @pytest.mark.parametrize(
     ("stream", "why"),
     [
-        (lambda: hr.from_map(range(9)).batch(2).map(len).cache(), r"after \.map\(len\): it caches single samples"),
+        (lambda: hr.from_map(range(9)).batch(2).map(len).cache(), r"\.cache\(\) takes single samples"),
         (lambda: hr.from_map(range(9)).enumerate().map(str).cache(), r"put \.cache\(\) before \.enumerate"),
         (lambda: hr.from_iterable(range(9)).cache(), "no numbers"),
         (lambda: hr.stream("memory://none/a.tar", index=None).cache(), "no numbers"),
-        (lambda: hr.from_map("ab").zip(hr.from_map("ab").shuffle()).cache(), r"inputs'; put \.cache\(\) after each"),
+        (lambda: hr.from_map("ab").zip(hr.from_map("ab").shuffle()).cache(), r"inputs; put \.cache\(\) after each"),
         (lambda: hr.from_map(range(9)).cache(max_bytes=0), "max_bytes=0 must be a whole number, 1 or more"),
     ],
 )

@@ -128,7 +128,7 @@ def test_sharding_settings_precede_lazy_init_also_for_one_of_several_inputs() ->
 
 def test_operator_that_is_not_shardable_is_refused_on_several_ranks() -> None:
     data = op(fn=seen, is_shardable=False)(hr.from_map(range(4)))
-    with pytest.raises(hr.OptionError, match=r"\.hooked\(\) has is_shardable=False: .* 2 ranks"):
+    with pytest.raises(hr.OptionError, match=r"\.hooked\(\) has is_shardable=False, and it needs .* 2 ranks"):
         given(data, ranks=hr.Ranks(rank=0, world_size=2))
     assert len(given(data)) == len(given(data.on_every_rank(), ranks=hr.Ranks(rank=0, world_size=2))) == 4
     assert len(given(data, ranks=hr.Ranks.none)) == 4

@@ -248,7 +248,7 @@ def test_packed_files_are_read_from_their_own_store_beside_inputs_of_others() ->
             shards.concat(shards.concat(sequences)),
         ):
             assert [one["input_ids"].tolist() for one in data if "input_ids" in one] == [[4, 1, 5, 1]]
-        with pytest.raises(OptionError, match=r"hr\.files\(\) with different storage_options cannot be put together"):
+        with pytest.raises(OptionError, match=r"hr\.files\(\) with storage_options= and others"):
             files[0].concat(sequences)
 
 
@@ -307,7 +307,7 @@ def test_sources_of_a_mixture_are_packed_so_that_weights_are_shares_of_tokens() 
     batch = first_of(hr.mix(parts, {"long": 0.5, "short": 0.5}), batch_size=20)
     assert batch["input_ids"].shape == (20, 32)
     assert batch["__source__"].count("long") == 10
-    with pytest.raises(OptionError, match=r"source 'long' packs shuffled documents: put its \.shuffle\(\) after"):
+    with pytest.raises(OptionError, match=r"of source .long.: .* put \.shuffle\(\) after"):
         hr.mix({"long": Documents(long).shuffle().pack(32, lengths=long)})
 
 
@@ -362,17 +362,17 @@ def test_random_numbers_of_documents_do_not_depend_on_which_comes_first() -> Non
 
 
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "length": (lambda data: data.pack(0, lengths=[1]), "a sequence has 1 token or more"),
-    "no number": (lambda data: data.pack(8.0, lengths=[1]), "a sequence has 1 token or more"),
-    "pad": (lambda data: data.pack(8, lengths=[1], pad_value=None), "a number is needed, or one for each field"),
-    "many": (lambda data: data.pack(8, lengths=np.array([1, 2**63], np.uint64)), "too many tokens; document 1 has"),
-    "method": (lambda data: data.pack(8, lengths=[1], method="first_fit"), "'concat' or 'best_fit' is meant"),
-    "shape": (lambda data: data.pack(8, lengths=[[1]]), r"not an array of int64 of shape \(1, 1\)"),
-    "floats": (lambda data: data.pack(8, lengths=[1.5]), r"a whole number for each document is needed"),
-    "negative": (lambda data: data.pack(8, lengths=[4, -1]), "document 1 has -1 tokens; 0 or more are meant"),
-    "twice": (lambda data: data.pack(8, lengths=[1], fields=["a", "a"]), "each field is named once"),
-    "ids": (lambda data: data.pack(8, lengths=[1], fields="document_ids"), "none of them is called as"),
-    "pads": (lambda data: data.pack(8, lengths=[1], pad_value={"b": 1}), "field 'b' is none of input_ids"),
+    "length": (lambda data: data.pack(0, lengths=[1]), "length=0 must be a whole number, 1 or more"),
+    "no number": (lambda data: data.pack(8.0, lengths=[1]), "length=8.0 must be a whole number"),
+    "pad": (lambda data: data.pack(8, lengths=[1], pad_value=None), "pad_value of .*=None must be a number"),
+    "many": (lambda data: data.pack(8, lengths=np.array([1, 2**63], np.uint64)), r"lengths\[1\]=92233720368"),
+    "method": (lambda data: data.pack(8, lengths=[1], method="first_fit"), "one of 'concat', 'best_fit'"),
+    "shape": (lambda data: data.pack(8, lengths=[[1]]), r"type int64 and the shape \(1, 1\)"),
+    "floats": (lambda data: data.pack(8, lengths=[1.5]), "must be whole numbers in one dimension"),
+    "negative": (lambda data: data.pack(8, lengths=[4, -1]), r"lengths\[1\]=-1 must be a whole number, 0 or more"),
+    "twice": (lambda data: data.pack(8, lengths=[1], fields=["a", "a"]), "different names of fields"),
+    "ids": (lambda data: data.pack(8, lengths=[1], fields="document_ids"), "different names of fields"),
+    "pads": (lambda data: data.pack(8, lengths=[1], pad_value={"b": 1}), "pad_value='b' must be one of 'input_ids'"),
     "batch": (lambda data: data.batch(2).pack(8, lengths=[1]), "takes single samples"),
     "filter": (lambda data: data.filter(bool).pack(8, lengths=[1]), "is known only after they are read"),
     "flat_map": (lambda data: data.flat_map(list).pack(8, lengths=[1]), "is known only after they are read"),
@@ -380,7 +380,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "epoch": (lambda data: data.epoch(samples=3).pack(8, lengths=[1]), r"put \.pack\(8\) before \.epoch"),
     "drawn": (lambda data: data.sample(weights=[1, 2]).pack(8, lengths=[1]), r"each epoch would have other documents"),
     "taken": (lambda data: data.shuffle().take(1).pack(8, lengths=[1]), r"put \.take\(1\) after \.pack\(\), or"),
-    "late": (lambda data: data.map(doubled).map(later).pack(8, lengths=[1]), "is an async function after a plain one"),
+    "late": (lambda data: data.map(doubled).map(later).pack(8, lengths=[1]), r"`async def` functions before plain"),
     "mix": (lambda data: hr.mix({"a": data}).pack(8, lengths=[1]), "pack each of its inputs"),
     "in turn": (lambda data: data.interleave(data).pack(8, lengths=[1, 1]), "its inputs alternate"),
     "again": (lambda data: data.shuffle().pack(8, lengths=[1]).pack(8, lengths=[1]), "each epoch would have other"),

@@ -344,7 +344,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
     (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) cannot follow \.pack"),
     (lambda: texts().pack(8).shuffle().pipeline(), r"\.shuffle\(window, samples=2048\) cannot follow \.pack"),
-    (lambda: texts().pack(8).repeat().pipeline(), r"\.repeat\(None\) after \.pack"),
+    (lambda: texts().pack(8).repeat().pipeline(), r"put \.repeat\(None\) before \.pack"),
     (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),
     (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
     (lambda: SOME.take(4).pack(8), r"cannot follow \.take\(4\)"),

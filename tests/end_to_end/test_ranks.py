@@ -87,7 +87,7 @@ def test_ranks_get_as_many_single_samples_each(workers: int) -> None:
         padded = given(10, "pad", prefetch_factor=prefetch)
         assert [len(part) for part in padded] == [3] * 4
         assert sorted(itertools.chain(*padded)) == sorted([*range(10), 0, 1])
-        with pytest.raises(hr.OptionError, match="10 samples for 4 ranks"):
+        with pytest.raises(hr.OptionError, match="10 samples are left of the epoch for 4 ranks"):
             given(10, prefetch_factor=prefetch)
 
 
@@ -182,7 +182,7 @@ def test_options_of_ranks_that_mean_nothing_are_refused(text: str, options: dict
 REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     ("give one of them", lambda: Numbers(70), {"batch_size": 4, "ranks": hr.Ranks(global_batch_size=8)}),
     (
-        "must have a sample|at least one",
+        "for 3 ranks, and each needs one",
         lambda: Numbers(70),
         {"ranks": hr.Ranks(global_batch_size=2, rank=0, world_size=3)},
     ),
@@ -211,7 +211,7 @@ REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
     (COUNTED, lambda: Numbers(TOTAL).filter(bool).take(9), UNEVEN_TWO),
     (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).take(9), UNEVEN_TWO),
     (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).epoch(samples=9), UNEVEN_TWO),
-    ("ranks=.*is for headrace's data sets", lambda: TORCHS, {"ranks": hr.Ranks.none}),
+    ("ranks= needs a data set of headrace", lambda: TORCHS, {"ranks": hr.Ranks.none}),
 ]
 
 
@@ -387,7 +387,7 @@ def test_shard_with_fewer_samples_than_indexed_is_an_error_without_an_uneven_tai
     assert list(itertools.chain(*uneven)) == list(range(5))
 
 
-@pytest.mark.parametrize(("times", "has"), [(None, "fewer shards than ranks|shards for|3 ranks"), (2, None)])
+@pytest.mark.parametrize(("times", "has"), [(None, "shards for 3 ranks"), (2, None)])
 def test_rank_without_a_shard_ends_with_an_uneven_tail(times: int | None, has: str | None, tmp_path: Path) -> None:
     for shard, count in enumerate((3, 0)):
         (tmp_path / f"{shard}.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n' * count))
@@ -493,7 +493,7 @@ def test_part_is_known_to_aiter_and_to_its_threads_and_tasks() -> None:
         *(hr.ShardInfo(rank, 2, 3, 6) for rank in range(2)),
         hr.ShardInfo(0, 1, 0, 0),
     ]
-    with pytest.raises(hr.OptionError, match="there is no epoch"):
+    with pytest.raises(hr.OptionError, match="needs the aiter"):
         hr.shard_info()
 
 

@@ -362,5 +362,5 @@ def test_damaged_index_of_tables_is_an_error_with_the_reason(files: dict[str, by
 
 
 def test_index_of_no_tables_is_an_error() -> None:
-    with pytest.raises(OptionError, match="names no shards"):
+    with pytest.raises(OptionError, match="has no shards"):
         hr.stream(put(litdata.of_tables({})))

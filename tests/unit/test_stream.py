@@ -67,10 +67,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: tars().map(3), "fn=3 must be a function"),  # type: ignore[arg-type]
     (lambda: tars().filter(None), "fn=None must be a function"),  # type: ignore[arg-type]
     (lambda: tars().decode("rgb9"), "spec='rgb9'"),
-    (lambda: tars().batch(2).shuffle("global"), "these samples are made of others"),
+    (lambda: tars().batch(2).shuffle("global"), "by='window' is left"),
     (lambda: hr.stream("memory://a/b.bin"), "b.bin has no format"),
     (lambda: hr.stream("memory://a/b.tar", format="rar"), "format='rar'"),
-    (lambda: hr.stream([]), "names no object"),
+    (lambda: hr.stream([]), "must be an address, a pattern like"),
     (lambda: hr.DataLoader(tars().batch(4), batch_size=4), "give one of them"),
     (lambda: hr.Fetch(range_bytes=100), "range_bytes"),
     (lambda: hr.Fetch(range_bytes=0), "range_bytes"),

@@ -66,9 +66,9 @@ def samples() -> Iterator[int]:
 
 
 REFUSED: list[tuple[Any, str]] = [
-    *((urls, "names no object") for urls in ("", [], ["a", ""], "{,}", ())),
+    *((urls, "must be an address, a pattern like") for urls in ("", [], ["a", ""], "{,}", ())),
     ("{0..5..0}", "step of 0"),
-    *((urls, r"is no address; .*from_map") for urls in (Numbered(), samples(), [b"a"], b"a", 3, None, ["a", 3])),
+    *((urls, r"must be an address; .*from_map") for urls in (Numbered(), samples(), [b"a"], b"a", 3, None, ["a", 3])),
 ]
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, TypeVar
 
 from headrace._util.functions import is_async, name_of
 from headrace.errors import OptionError, masked_text
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
+
+    from headrace.types import Ints
 
 F = TypeVar("F")
 
@@ -30,6 +32,21 @@ def conflict(one: str, other: str, remedy: str = "give one of them") -> OptionEr
 def lacking(one: str, other: str) -> OptionError:
     """Return the error of an option that has no effect, or no meaning, without another."""
     return OptionError(f"{one} needs {other}")
+
+
+def unequal(one: str, has: object, other: str, others: object, remedy: str = "") -> OptionError:
+    """Return the error of two things that have different numbers, or different values, of something."""
+    return OptionError(f"{one} has {has}, and {other} has {others}{remedy and f': {remedy}'}")
+
+
+def empty(name: str, things: str, remedy: str = "") -> OptionError:
+    """Return the error of something that lacks all that it is needed for."""
+    return OptionError(f"{name} has no {things}{remedy and f': {remedy}'}")
+
+
+def too_few(things: str, ranks: int, remedy: str) -> OptionError:
+    """Return the error of ranks that cannot each have one of several things."""
+    return OptionError(f"{things} for {ranks} ranks, and each needs one: {remedy}")
 
 
 def whole(name: str, value: object, least: int = 0, also: str = "") -> int:
@@ -73,6 +90,35 @@ def names(name: str, value: Collection[object]) -> None:
     """Check different texts, at least one."""
     if not value or len({*value}) < len(value) or not all(isinstance(one, str) for one in value):
         raise invalid(name, value, "different names of fields, at least one")
+
+
+def whole_numbers(name: str, values: ArrayLike, stop: int = 2**63, count: int | None = None, hint: str = "") -> Ints:
+    """Return whole numbers below `stop` as an array of int64. `count`: how many are needed."""
+    import numpy as np  # the command line does without
+
+    given = np.asarray(values)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu") or count not in (None, len(given)):
+        needed = "whole numbers in one dimension" if count is None else f"{count} whole numbers"
+        raise invalid(name, given, f"{needed}, and has the type {given.dtype} and the shape {given.shape}{hint}")
+    outside = np.flatnonzero((given < 0) | (given >= stop))
+    if len(outside):
+        raise invalid(f"{name}[{outside[0]}]", int(given[outside[0]]), f"a whole number, 0 or more, below {stop}")
+    return given.astype(np.int64)
+
+
+def weights(name: str, values: ArrayLike, keys: Sequence[object] = ()) -> None:
+    """Check finite numbers, none below 0, one above. `keys` name them in errors; without keys their places do."""
+    import numpy as np
+
+    given = np.asarray(values)
+    if given.dtype.kind not in "iufb":
+        raise invalid(name, dict(zip(keys, given, strict=True)) if keys else given, "numbers")
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if len(wrong):
+        key = keys[wrong[0]] if keys else int(wrong[0])
+        raise invalid(f"{name}[{key!r}]", given[wrong[0]].item(), "a finite number, 0 or more")
+    if len(given) and not given.any():
+        raise invalid(name, given, "numbers, one of them above 0")
 
 
 def size(name: str, value: object) -> None:

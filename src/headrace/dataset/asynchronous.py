@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from headrace._util import check
 from headrace._util.functions import is_async
 from headrace._util.reads import Opens
 from headrace.dataset.operators import Operators
 from headrace.dataset.source import SampleSource, Traits, Wanted, blocking, forwarded
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError
 from headrace.ops.operator import Operator
 from headrace.torch_compat.tracebacks import trimming
 
@@ -90,10 +90,7 @@ def shard_info() -> ShardInfo:
     """
     asked = running_shard.get()
     if asked is None:
-        raise OptionError(
-            "hr.shard_info() answers in the aiter() that a loader runs, and in tasks and threads that are started with "
-            "its context, as asyncio.to_thread does; here there is no epoch"
-        )
+        raise check.lacking("hr.shard_info()", "the aiter() of an epoch, or a task or thread with its context")
     asked.is_asked = True
     return asked.info
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Literal
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -378,7 +378,7 @@ class Operators:
 
         return self._with(slice_of(start, stop, step))
 
-    def shard(self, *positional: Never, index: int = -1, count: int = 0) -> Stream:
+    def shard(self, *, index: int, count: int) -> Stream:
         """Keep one of `count` parts of the samples. Needs samples with numbers.
 
         Part sizes differ by at most 1. A part has consecutive samples, so few shards are read for it. For a random
@@ -386,7 +386,6 @@ class Operators:
         itself.
 
         Args:
-            *positional: Refused, as the order differs between libraries.
             index: Number of the part, from 0.
             count: Number of parts.
 
@@ -396,7 +395,7 @@ class Operators:
         """
         from headrace.ops.slice import shard
 
-        return self._with(shard(positional, index, count))
+        return self._with(shard(index, count))
 
     def sample(
         self,

@@ -11,10 +11,11 @@ import reprlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from headrace._util import check
 from headrace._util.functions import is_async
 from headrace.dataset.operators import Operators
 from headrace.dataset.source import SampleSource, blocking
-from headrace.errors import HeadraceError, OptionError, printable
+from headrace.errors import HeadraceError, printable
 from headrace.ops.operator import Operator, counted
 from headrace.order.orders import ENDLESS
 from headrace.pipeline.compile import compiled
@@ -178,9 +179,8 @@ class Stream(Operators):
             if (whole := operator.whole) is not None:
                 return Stream(self.source, (*self.operators[:k], whole, *self.operators[k + 1 :]))
         if self.pipeline().is_batched:
-            raise OptionError(
-                f"drop_last=True: inputs of {self!r} make the batches; set it there: .batch(n, drop_last=True)"
-            )
+            remedy = "set it there: .batch(n, drop_last=True)"
+            raise check.conflict("drop_last=True", f"{self!r}, whose inputs make the batches", remedy)
         return self
 
     def pipeline(self) -> Pipeline:

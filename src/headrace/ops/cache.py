@@ -19,7 +19,6 @@ from headrace._util.context import running_threads
 from headrace.dataset.asynchronous import MadeDataset, MadeSource
 from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Wanted, forwarded
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, Operator
 from headrace.ops.run_inline import split_steps, through, through_first
 from headrace.pipeline.pipeline import Pipeline, refusal
@@ -74,10 +73,8 @@ def _divided(stream: Stream) -> tuple[Stream, tuple[Operator, ...]]:
         return stream, ()
     own = next((one for one in operators[first:] if one.is_of_user), None)
     if own is not None:
-        raise OptionError(
-            f"{_CALL} after .{own.text}: it caches single samples, before .{operators[first].text}, and not what "
-            f".{own.text} makes of them; put {_CALL} before .{operators[first].text}"
-        )
+        remedy = f"put {_CALL} before .{operators[first].text}"
+        raise refusal("single samples", _CALL, f".{own.text}", remedy=remedy)
     return Stream(stream.source, operators[:first]), operators[first:]
 
 
@@ -98,12 +95,7 @@ def _check(pipeline: Pipeline) -> None:
     if source.only_in_order is not None:
         raise refusal("random access", _CALL, source.name, remedy=source.only_in_order)
     if source.is_paired or not source.keeps_numbers:
-        why = (
-            "its numbers are made of its inputs'"
-            if source.is_paired
-            else "its samples have other numbers in each epoch"
-        )
-        raise OptionError(f"{_CALL} after {source.text:.100}: {why}; put {_CALL} after each of its inputs")
+        raise refusal("lasting numbers", _CALL, f"{source.text:.100}", remedy=f"put {_CALL} after each of its inputs")
 
 
 def _check_step(step: Step, *, has_version: bool) -> None:
@@ -115,10 +107,7 @@ def _check_step(step: Step, *, has_version: bool) -> None:
         if not has_version:
             raise not_told(error) from error
     if step.random and found.draws is not None:
-        raise OptionError(
-            f"{_CALL} after {step.name}, which draws random numbers ({found.draws}): its results would be the same in "
-            f"each epoch. Put {step.name} after {_CALL}; or set random=False in that step if that is intended"
-        )
+        raise refusal("same results", _CALL, f"the random numbers ({found.draws})", of=step.name)
 
 
 def _told_of(source: SampleSource, *, has_version: bool) -> bytes:

@@ -14,12 +14,13 @@ from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 
+from headrace._util import check
 from headrace._util.reads import Opens
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.operators import Operators
 from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Traits, Wanted, forwarded
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError, masked
+from headrace.errors import masked
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
 from headrace.ops.fields import with_source
@@ -187,10 +188,8 @@ def input_stream(label: str, data: object) -> Stream:
     is_map = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if is_map and _NO_MAPS.isdisjoint(kind.__name__ for kind in type(data).__mro__):
         return from_map(data)
-    raise OptionError(
-        f"{label} is a {type(data).__name__}: a stream, a list or another data set with __len__ and __getitem__ is "
-        "needed; hr.from_iterable(…) reads other iterables"
-    )
+    needed = "a stream, or a data set with __len__ and __getitem__; hr.from_iterable(…) reads other iterables"
+    raise check.invalid(label, data, needed)
 
 
 def check_input(label: str, pipeline: Pipeline, call: str) -> None:
@@ -198,7 +197,8 @@ def check_input(label: str, pipeline: Pipeline, call: str) -> None:
     if (advice := pipeline.without_numbers) is not None:
         raise refusal("numbers", call, pipeline.source.name, of=label, remedy=advice)
     if not pipeline.source.keeps_numbers:
-        raise OptionError(f"{label} packs shuffled documents: put its .shuffle() after .pack()")
+        remedy = "put .shuffle() after .pack()"
+        raise refusal("lasting numbers", call, ".pack() of shuffled documents", of=label, remedy=remedy)
     if pipeline.group is not None or pipeline.is_batched:
         raise refusal("single samples", call, ".batch()", of=label)
     if pipeline.of_all is not None:
@@ -219,11 +219,7 @@ def check_apart(streams: Sequence[Stream], call: str) -> None:
     fork = next((fork for fork, count in forks.items() if count > 1), None)
     if fork is not None:
         same = [str(k) for k, some in enumerate(within) if fork in some]
-        raise OptionError(
-            f"inputs {' and '.join(same)} of {call} are branches of one .fork(), whose samples would be got once for "
-            "each: branches come together sample by sample, by .zip() of them alone; zip these first, or take the "
-            "stream itself in the place of its branches"
-        )
+        raise refusal("separate inputs", call, "one .fork()", of=f"inputs {' and '.join(same)}")
 
 
 def forks_of(stream: Stream) -> list[str]:
@@ -239,7 +235,7 @@ def check_objects(spec: CombinedSpec) -> None:
     """Check that one reader can read the objects of all inputs."""
     files = [one for source in spec.sources for one in source.objects]
     if any(one.storage_options != files[0].storage_options for one in files):
-        raise OptionError(f"{spec.call}: hr.files() with different storage_options cannot be put together")
+        raise check.conflict(f"{spec.call}: hr.files() with storage_options=", "others", "give all the same ones")
 
 
 def combined(spec: CombinedSpec) -> Stream:
@@ -590,7 +586,7 @@ class CombinedOrders(SourceOrders):
         inputs = [self._input(planning, epoch, number * _PASSES) for planning in self._plannings]
         for label, (_, has), count in zip(self._spec.labels, inputs, self._spec.sizes, strict=True):
             if has != count:
-                raise OptionError(f"{label} has {has} samples in epoch {epoch}, and not {count}")
+                raise check.unequal(f"{label} in epoch {epoch}", f"{has} samples", "its first one", count)
         key = self._seed, epoch, number
         return self._spec.arrange([order for order, _ in inputs], key, self._first_shards, self._window)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace._util import check
 from headrace.dataset.stream import Stream
-from headrace.errors import FormatError, OptionError
+from headrace.errors import FormatError
 from headrace.ops.cache import is_kept
 from headrace.ops.combined import check_apart, check_input, streams_of
 from headrace.ops.fields import field_of
@@ -24,6 +24,7 @@ from headrace.ops.operator import EachSample, PassOperator
 from headrace.ops.zip import ZipSpec, in_tuples
 from headrace.order.orders import ChosenOrder, Order
 from headrace.pipeline.epoch_orders import Planning
+from headrace.pipeline.pipeline import refusal
 from headrace.types import Ints
 from headrace.workers.tasks import Step
 
@@ -42,7 +43,9 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
         if (advice := stream.pipeline().source.only_in_order) is not None:
-            raise OptionError(f"input {number} of .join(): samples are got by their keys; {advice}")
+            raise refusal(
+                "random access", ".join()", stream.pipeline().source.name, of=f"input {number}", remedy=advice
+            )
     spec = JoinSpec.of(left, right, on)
     pairs = in_tuples(spec)
     if not any(spec.changing):
@@ -64,16 +67,12 @@ class Matches:
         by_key: dict[Hashable, int] = {}
         for place, key in enumerate(right):
             if key is not None and by_key.setdefault(key, place) != place:
-                raise OptionError(
-                    f".join(on={self._on[1]!r}): two samples of input 1 have the key {key!r:.100}, and which of them "
-                    "is meant nobody knows; if it may come several times, that stream comes first"
-                )
+                needed = "that of one sample of input 1; if it may come several times, that stream comes first"
+                raise check.invalid(f".join(): key {self._on[1]}", key, needed)
         pairs = [(place, by_key[key]) for place, key in enumerate(left) if key is not None and key in by_key]
         if not pairs:
-            raise OptionError(
-                f".join(on={self._on[0]!r}): no key of input 0 is one of input 1; the first ones are {_shown(left)} "
-                f"and {_shown(right)}"
-            )
+            remedy = f"the first keys are {_shown(left)} and {_shown(right)}"
+            raise check.empty(f".join(on={self._on[0]!r})", "key that both inputs have", remedy)
         log.info("join: %d of %d samples have a partner among %d", len(pairs), len(left), len(right))
         lefts, rights = np.array(pairs, np.int64).T
         return lefts, rights
@@ -137,10 +136,7 @@ class JoinSpec(ZipSpec):
             wrong = next((one for one in order.operators if not one.is_steady), order.passes)
             if wrong is not None or not pipeline.source.is_steady:
                 what = "its own order" if wrong is None else f".{wrong.text}"
-                raise OptionError(
-                    f"input {number} of .join() has {what}: pairs have the stored order of the left samples; reorder "
-                    "after .join()"
-                )
+                raise refusal("steady order", ".join()", what, of=f"input {number}")
         return cls([left._with(Matched(matches, 0)), right._with(Matched(matches, 1))], on)
 
 
@@ -159,11 +155,10 @@ class SameKeys:
             for sample, on in zip(pair, self._on, strict=True)
         )
         if type(left) is type(right) and isinstance(left, _PLAIN) and left != right:
-            raise OptionError(
-                f".join(on={self._on}): the key is {left!r:.100} on one side and {right!r:.100} on the other: "
-                f"keys are those of the source, before {', '.join(self._changing)}: put those after .join(), or "
-                "put .cache() before .join()"
-            )
+            changing = ", ".join(self._changing)
+            remedy = f"keys are those of the source, before {changing}; put these after .join(), or .cache() before it"
+            has, others = f"the key {left!r:.100}", f"{right!r:.100}"
+            raise check.unequal(".join(): a left sample", has, "its partner", others, remedy)
         return pair
 
 
@@ -221,9 +216,7 @@ def _hashable(key: Any, on: str) -> Any:
     try:
         hash(key)
     except TypeError:
-        raise OptionError(
-            f".join(on={on!r}): a sample has a {type(key).__name__} there; a number, a text or bytes is needed"
-        ) from None
+        raise check.invalid(f".join(): field {on!r} of a sample", key, "a number, a text or bytes") from None
     return None if key != key else key  # noqa: PLR0124 (NaN is no key)
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 
-import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace._util import check
@@ -31,7 +29,7 @@ from headrace.order.mixture import (
 )
 from headrace.order.orders import ENDLESS, Order, Places
 from headrace.order.permutation import draw
-from headrace.pipeline.pipeline import Ordering, Pipeline
+from headrace.pipeline.pipeline import Ordering, Pipeline, refusal
 from headrace.types import Ints
 
 Weights = Mapping[str, float] | Callable[[int], Mapping[str, float]] | None
@@ -114,17 +112,15 @@ def _as_they_come(
     """Mix sources, some without numbers. The epoch ends when a source that is due has ended."""
     check_apart(streams, "hr.mix")
     for name, pipeline in pipelines.items():
-        check_within(f"source {name!r}", pipeline)
+        check_within(f"source {name!r}", pipeline, "hr.mix")
     if by != "samples" or until not in (None, "first") or not isinstance(weights, Mapping):
         try:
             for name, pipeline in pipelines.items():
                 check_input(f"source {name!r}", pipeline, "hr.mix")
                 _check_repeats(f"source {name!r}", pipeline)
         except OptionError as why:
-            raise OptionError(
-                f"{why}. Otherwise samples are counted as they come, with weights= that are numbers, by='samples' and "
-                "until='first'"
-            ) from None
+            why.add_note("samples are counted as they come with weights= of numbers, by='samples' and until='first'")
+            raise
     shares = checked_weights(list(pipelines), weights)
     names = list(pipelines)
     turn, again = partial(by_weight, shares), partial(_mixed, names, weights)
@@ -200,10 +196,8 @@ class MixSpec(CombinedSpec):
     def check_order(self, order: Ordering) -> None:
         first = next(iter(order.operators), None)
         if first is not None and self.by == "tokens" and not self.is_planned:
-            raise OptionError(
-                f".{first.text} of a mixture by tokens: its documents are known only after they are read; apply it to "
-                "its sources, or after .pack(), or give their lengths: hr.mix(…, lengths=…)"
-            )
+            remedy = "apply it to the sources, or after .pack(), or give the lengths: hr.mix(…, lengths=…)"
+            raise refusal("numbers", f".{first.text}", "hr.mix(…, by='tokens')", remedy=remedy)
         super().check_order(order)
 
     @property
@@ -244,10 +238,10 @@ class MixSpec(CombinedSpec):
 
     def _planned_by_tokens(self, inputs: Sequence[Order], first_shards: Sequence[int], window: int) -> Order:
         if self._unknown:
-            raise OptionError(
-                f"{self.text}: how many tokens documents of {self._unknown[0]} have is known once they are read, in "
-                "the rows of .pack(): put .pack(length) after the mixture (and .map(), .filter() or .tokenize() "
-                "between), or give them: hr.mix(…, lengths={…}), or mix by samples"
+            raise check.lacking(
+                self.text,
+                f"the lengths of the documents of {self._unknown[0]} before they are read: give lengths={{…}}, or put "
+                ".pack(length) after the mixture (and .map(), .filter() or .tokenize() between), or mix by samples",
             )
         self._check_not_empty()
         lengths = map(self._lengths_at, self.names, self.labels, self.sources)
@@ -278,7 +272,7 @@ class MixSpec(CombinedSpec):
         given = self.lengths.get(name)
         lengths, starts = source.lengths() if given is None else given, source.starts
         if len(lengths) != starts[-1]:
-            raise OptionError(f"lengths= of {label}: there are {len(lengths)} of them, and {starts[-1]} documents")
+            raise check.unequal(f"lengths= of {label}", len(lengths), "it", f"{starts[-1]} documents")
         return lambda places: lengths[starts[places.shards] + places.rows]
 
     @cached_property
@@ -319,19 +313,16 @@ class MixSpec(CombinedSpec):
         for name, size in zip(self.names, self._counts, strict=True):
             is_to_come = self.by == "tokens" if callable(weights) else weights is not None and weights[name]
             if is_to_come and not size:
-                raise OptionError(f"source {name!r} of the mixture has no samples: leave it out, or give it weight 0")
+                raise check.empty(f"source {name!r} of hr.mix", "samples", "leave it out, or give it weight 0")
 
 
 def checked_weights(names: Sequence[str], weights: object, when: str = "") -> list[float]:
     """Return the weights in the order of the sources."""
     if not isinstance(weights, Mapping) or set(weights) != set(names):
-        raise OptionError(f"weights{when} are {weights!r:.200}: a number for each of {', '.join(names)} is needed")
-    for name, weight in weights.items():
-        if not isinstance(weight, (int, float, np.integer, np.floating)) or not math.isfinite(weight) or weight < 0:
-            raise OptionError(f"the weight of {name!r}{when} is {weight!r}: weights are finite and not negative")
-    if not any(weights.values()):
-        raise OptionError(f"all weights{when} are 0: at least one must be larger")
-    return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in names)]
+        raise check.invalid(f"hr.mix(): weights{when}", weights, f"a number for each of {', '.join(names)}")
+    given = [weights[name] for name in names]
+    check.weights(f"hr.mix(): weights{when}", given, names)
+    return [weight if type(weight) is int else float(weight) for weight in given]
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:

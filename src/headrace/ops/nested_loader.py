@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
+from headrace._util import check
 from headrace._util.context import running_workers
 from headrace.dataset.asynchronous import AsyncIterableDataset, IterSource, shard_info
 from headrace.dataset.source import forwarded
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError, StateMismatchError
+from headrace.errors import StateMismatchError
 from headrace.ops.fields import with_source
 from headrace.options import Ranks, Skip
 from headrace.order.permutation import draw
-from headrace.pipeline.pipeline import Pipeline
+from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.torch_compat import serialize
 from headrace.workers.failures import Failure
 
@@ -116,11 +117,11 @@ def has_no_numbers(pipeline: Pipeline) -> bool:
     )
 
 
-def check_within(label: str, pipeline: Pipeline) -> None:
+def check_within(label: str, pipeline: Pipeline, call: str) -> None:
     """Raise OptionError if an operator of an input is about the loader of the whole stream."""
     if pipeline.is_everywhere or pipeline.prefetch is not None:
         of_loader = "on_every_rank()" if pipeline.is_everywhere else f"prefetch({pipeline.prefetch})"
-        raise OptionError(f".{of_loader} of {label} is about the loader of the whole stream: put it last")
+        raise refusal("stream", call, f".{of_loader}", of=label)
 
 
 def in_turns(
@@ -140,7 +141,7 @@ def in_turns(
     if not any(map(has_no_numbers, pipelines)):
         return None
     for number, pipeline in enumerate(pipelines):
-        check_within(f"input {number} of .{name}()", pipeline)
+        check_within(f"input {number}", pipeline, f".{name}()")
     return Stream(TurnsDataset(name, streams, turn, again, arguments=arguments, is_tuple=is_tuple, strict=strict))
 
 
@@ -248,10 +249,8 @@ class _Turns:
     def _check_lengths(self, inputs: Sequence[int]) -> None:
         """Raise OptionError if only some inputs have ended and `strict` is set."""
         if self._data.strict and (self._turn or not all(self._ended[k] for k in inputs)):
-            raise OptionError(
-                f".{self._data.name}(): its inputs have different numbers of samples, as one ended after "
-                f"{min(self._taken)}; strict=False ends where the shortest does"
-            )
+            one, has = f"an input of .{self._data.name}()", f"{min(self._taken)} samples"
+            raise check.unequal(one, has, "another", "more", "strict=False ends with the shortest")
 
     async def _begin_again(self) -> None:
         """Start the next pass."""
@@ -259,7 +258,7 @@ class _Turns:
         if self._pass + 1 == data.times:
             raise StopAsyncIteration
         if data.times is None and not any(self._taken):
-            raise OptionError(f"{data.text:.200}: there are no samples to repeat")
+            raise check.empty(f"{data.text:.200}", "samples to repeat")
         await self.aclose()
         self._pass += 1
         self._begin()

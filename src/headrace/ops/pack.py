@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from headrace._util import check
 from headrace._util.check import array_of, holds
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, GroupOperator
 from headrace.ops.run_inline import split_steps
 from headrace.order.packing import Packing
@@ -35,25 +35,17 @@ def pack(
     pad_value: float | Mapping[str, float],
 ) -> Stream:
     call = f".pack({length!r})"
-    if not hasattr(length, "__index__") or length < 1:
-        raise OptionError(f"{call}: a sequence has 1 token or more")
-    if method not in ("concat", "best_fit"):
-        raise OptionError(f".pack(method={method!r}): 'concat' or 'best_fit' is meant")
-    fields = [fields] if isinstance(fields, str) else fields
-    names = (tokens, *fields)
-    if len({*names, *_IDS}) < len(names) + len(_IDS):
-        raise OptionError(
-            f".pack(tokens={tokens!r}, fields={fields!r}): each field is named once, and none of them is called as "
-            "document_ids and position_ids are"
-        )
+    length = check.whole(".pack(): length", length, 1)
+    check.one_of(".pack(): method", method, ("concat", "best_fit"))
+    names = (tokens, fields) if isinstance(fields, str) else (tokens, *fields)
+    check.names(".pack(): tokens, fields and those that it adds", (*names, *_IDS))
     pads = dict(pad_value) if isinstance(pad_value, Mapping) else {tokens: pad_value}
-    unknown = next((name for name in pads if name not in names), None)
-    if unknown is not None:
-        raise OptionError(f".pack(pad_value={pads!r}): field {unknown!r} is none of {', '.join(names)}")
-    if not all(hasattr(pad, "__float__") for pad in pads.values()):
-        raise OptionError(f".pack(pad_value={pad_value!r}): a number is needed, or one for each field by its name")
-    given = None if lengths is None else checked_lengths(lengths, ".pack(lengths=…)")
-    stream, length = stream.indexed(".pack() needs"), int(length)
+    for name, pad in pads.items():
+        check.one_of(".pack(): field of pad_value", name, names)
+        if not hasattr(pad, "__float__"):
+            raise check.invalid(f".pack(): pad_value of {name!r}", pad, "a number")
+    given = None if lengths is None else checked_lengths(lengths, ".pack(): lengths")
+    stream = stream.indexed(".pack() needs")
     pipeline = stream.pipeline()
     _check_documents(pipeline, call)
     is_planned = given is not None or (pipeline.source.has_lengths and pipeline.keeps_count)
@@ -118,25 +110,15 @@ def _check_planned(pipeline: Pipeline, call: str) -> None:
     split_steps(pipeline.steps, "a document", ".pack()")
 
 
-def checked_lengths(lengths: ArrayLike, call: str) -> Ints:
+def checked_lengths(lengths: ArrayLike, name: str) -> Ints:
     """Return token counts as an int64 array.
 
     Args:
-        call: The user's call, for errors.
+        name: Name of the argument, for errors.
     """
-    given = np.asarray(lengths)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise OptionError(
-            f"{call}: a whole number for each document is needed, and not an array of {given.dtype} of shape "
-            f"{given.shape}"
-        )
-    if given.size and given.min() < 0:
-        wrong = int(np.flatnonzero(given < 0)[0])
-        raise OptionError(f"{call}: document {wrong} has {given[wrong]} tokens; 0 or more are meant")
-    if given.astype(np.float64).sum() > _TOKENS_MOST:
-        longest = int(given.argmax())
-        raise OptionError(f"{call}: there are too many tokens; document {longest} has {given[longest]}")
-    return given.astype(np.int64)
+    given = check.whole_numbers(name, lengths, _TOKENS_MOST)
+    check.number(f"{name}, in all", float(given.astype(np.float64).sum()), most=_TOKENS_MOST)
+    return given
 
 
 class DocumentPart(NamedTuple):

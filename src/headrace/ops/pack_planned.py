@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util import check
 from headrace._util.context import RunningSample, running_sample
 from headrace.dataset.asynchronous import MadeDataset, MadeSource
 from headrace.dataset.source import HasKeys, KeepsKey, Parts, SampleSource, SourceOrders
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError
 from headrace.formats.pinned_object import for_each
 from headrace.ops.pack import DocumentPart
 from headrace.ops.run_inline import split_steps, through_first
@@ -83,7 +83,7 @@ class PackDataset(MadeDataset):
         """Token count of each document, by its number in the source."""
         lengths = self.inner.lengths() if self.given is None else self.given
         if len(lengths) != self.inner.count():
-            raise OptionError(f".pack(lengths=…): there are {len(lengths)} of them, and {self.inner.count()} documents")
+            raise check.unequal(".pack(): lengths", len(lengths), "the stream", f"{self.inner.count()} documents")
         return lengths
 
     def __len__(self) -> int:
@@ -261,10 +261,8 @@ class PackOrders(SourceOrders):
             return PackedOrder(self.count, 0)
         first = (epoch * _PASSES + number) * self.count
         if number >= _PASSES or first > _NUMBERS - self.count:
-            raise OptionError(
-                f"epoch {epoch}, pass {number}: sequences of shuffled documents have no more numbers; put .shuffle() "
-                "after .pack()"
-            )
+            things = "numbers left for sequences of shuffled documents"
+            raise check.empty(f"pass {number} of epoch {epoch}", things, "put .shuffle() after .pack()")
         return PackedOrder(self.count, first)
 
     def keys(self, keys: Sequence[object]) -> HasKeys:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace._util import check
-from headrace.errors import OptionError
 from headrace.ops.operator import EpochOperator
 from headrace.order.orders import ENDLESS
+from headrace.pipeline.pipeline import refusal
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream
@@ -89,11 +89,11 @@ def _in_passes(inputs: Sequence[Stream], *, operator: EpochOperator) -> Stream:
     if not pipeline.is_in_passes and (samples is not None or not is_regrouped):
         return stream._with(operator)
     if pipeline.packing is not None:
-        raise OptionError(f".{operator.text} after .pack() of documents that are read first: put it before that, alone")
+        raise refusal("documents", f".{operator.text}", f".{pipeline.packing.text}")
     from headrace.dataset.stream import Stream
     from headrace.ops.nested_loader import TurnsDataset, check_within, one_after_the_other
 
-    check_within("what is repeated", pipeline)
+    check_within("", pipeline, f".{operator.text}")
     again = partial(_in_passes, operator=operator)
     passes = Stream(TurnsDataset("repeat", [stream], one_after_the_other, again, arguments=(str(times),), times=times))
     return passes if samples is None else passes._with(operator)

@@ -9,7 +9,7 @@ import anyio.to_thread
 
 from headrace._util.context import running_threads
 from headrace._util.functions import is_async
-from headrace.errors import OptionError
+from headrace.pipeline.pipeline import refusal
 from headrace.workers.tasks import Step
 
 NamedSteps = Sequence[tuple[str, Callable[[Any], Any]]]
@@ -24,9 +24,7 @@ def split_steps(steps: Sequence[Step], label: str = "", call: str = "") -> tuple
     first = next((k for k in range(begin, len(steps)) if not is_async(steps[k].fn)), len(steps))
     late = next((step for step in steps[first:] if is_async(step.fn)), None)
     if late is not None:
-        raise OptionError(
-            f"{late.name} of {label} is an async function after a plain one: put it before that, or after {call}"
-        )
+        raise refusal("async first", call, late.name, of=label)
     return list(steps[:first]), list(steps[first:])
 
 

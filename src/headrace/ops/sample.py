@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from headrace._util import check
-from headrace.errors import OptionError
 from headrace.ops.operator import PassOperator
 from headrace.order.orders import ChosenOrder, ComputedOrder, Order
 from headrace.order.permutation import draw
@@ -42,14 +41,8 @@ class SelectIndices(PassOperator):
 
     def numbers(self, count: int) -> Ints:
         """Return the numbers. OptionError if one of them is not below `count`."""
-        chosen = self.sampler
-        numbers = np.asarray(chosen if isinstance(chosen, range | np.ndarray) else list(chosen))
-        if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-            found = f"an array of {numbers.dtype}, {numbers.ndim}-dimensional"
-            raise OptionError(
-                f".sample(): whole numbers of samples are needed, not {found}; of a mask, np.flatnonzero(mask)"
-            )
-        return _inside(numbers, count, ".sample()")
+        chosen = self.sampler if isinstance(self.sampler, range | np.ndarray) else list(self.sampler)
+        return check.whole_numbers(".sample(): sampler", chosen, count, hint="; of a mask, np.flatnonzero(mask)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,7 @@ class ComputedNumbers(PassOperator):
     def count(self, count: int) -> int:
         counted = operator.index(self.counts(count))
         if counted < 0 or (counted and not count):
-            raise OptionError(f".{self.name}: count({count}) gave {counted}, and there are {count} samples")
+            raise check.invalid(f".{self.name}: count({count})", counted, "0 or more, and 0 of no samples")
         return counted
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
@@ -105,13 +98,8 @@ class ComputedNumbers(PassOperator):
         return ComputedOrder(order, self.count(order.count), partial(self._numbers_at, order.count, seed))
 
     def _numbers_at(self, count: int, seed: int, positions: Ints) -> Ints:
-        numbers = np.asarray(self.numbers(positions, count, seed))
-        if numbers.shape != positions.shape or (len(numbers) and numbers.dtype.kind not in "iu"):
-            raise OptionError(
-                f".{self.name}: a whole number for each of {len(positions)} positions is needed, and not an array of "
-                f"{numbers.dtype} of shape {numbers.shape}"
-            )
-        return _inside(numbers, count, f".{self.name}")
+        numbers = self.numbers(positions, count, seed)
+        return check.whole_numbers(f".{self.name}: numbers", numbers, count, len(positions))
 
 
 def sample(
@@ -130,12 +118,3 @@ def sample(
     if isinstance(sampler, Iterator) or not hasattr(sampler, "__iter__"):
         raise check.invalid(".sample(): sampler", sampler, "a sampler, or a list or array of numbers")
     return SelectIndices(sampler)
-
-
-def _inside(numbers: NDArray[np.generic], count: int, call: str) -> Ints:
-    """Convert sample numbers to int64. OptionError if one of them is not in `range(count)`."""
-    known: Ints = numbers.astype(np.int64)
-    outside = known[(known < 0) | (known >= count)]
-    if len(outside):
-        raise OptionError(f"{call}: there is no sample {outside[0]}; their numbers are 0 to {count - 1}")
-    return known

@@ -9,9 +9,9 @@ from typing import Any
 
 import anyio.to_thread
 
+from headrace._util import check
 from headrace._util.context import running_part, running_threads
 from headrace._util.functions import name_of
-from headrace.errors import OptionError
 
 _NOTHING = object()
 
@@ -54,10 +54,8 @@ class Prepared:
     def _ready(self) -> tuple[object, ...]:
         """Run pending setup. Return the arguments after the sample."""
         if self._home == os.getpid():
-            raise OptionError(
-                f"{self.__qualname__} has is_separate_process=True, and this is the loader's own process: give the "
-                "loader worker processes, by num_workers"
-            )
+            name = f"{self.__qualname__} has is_separate_process=True, and it"
+            raise check.lacking(name, "processes: give num_workers")
         part = running_part.get()
         if self._sharding_settings is not None and part != self._part:
             with self._lock:

@@ -10,9 +10,9 @@ import numpy as np
 
 from headrace._util import check
 from headrace._util.functions import as_it_is
-from headrace.errors import OptionError
 from headrace.ops.operator import EachSample, GroupOperator, PassOperator
 from headrace.order.orders import Order, ShuffledOrder
+from headrace.pipeline.pipeline import MADE_SAMPLES, refusal
 from headrace.workers.randomness import rng
 from headrace.workers.tasks import Step
 
@@ -67,10 +67,7 @@ class Shuffle(PassOperator):
             builder.add_to_order(self)
             return
         if self.by not in ("auto", "window"):
-            raise OptionError(
-                f".{self.text}: these samples are made of others, have an order of their own or are shuffled "
-                "already, and can be shuffled in windows only, by='window'"
-            )
+            raise refusal("source's samples", f".{self.text}", MADE_SAMPLES, remedy="by='window' is left")
         from headrace.ops.batch import EvenBatcher
 
         is_batched = builder.has_batches
@@ -84,7 +81,8 @@ class Shuffle(PassOperator):
         """Raise OptionError if the source, or another operator, does not allow it."""
         source, selection = pipeline.source, pipeline.order.by_numbers
         if source.traits.numbered and self.by == "buffer":
-            raise OptionError(".shuffle(by='buffer') is for samples without numbers; 'window' and 'global' mix better")
+            needed = "'window' or 'global' for samples with numbers, which mix better"
+            raise check.invalid(".shuffle(): by", self.by, needed)
         if selection is not None and self.by in ("window", "shards", "within"):
             raise check.conflict(f".{selection.text}", f".shuffle(by={self.by!r})", "windows have no numbers")
         if not source.traits.numbered or (source.is_compressed and not pipeline.is_by_number):
@@ -94,10 +92,8 @@ class Shuffle(PassOperator):
         """Raise OptionError if shards that are read sequentially do not allow it."""
         if self.by in ("global", "within"):
             remedy = remedy or "make an index of plain ones: headrace index URL…, and hr.stream(…, index='auto')"
-            raise OptionError(
-                f".shuffle(by={self.by!r}) of shards without an index, or that are compressed: by='window' is what can "
-                f"be done; {remedy}"
-            )
+            cause = "shards without an index, or compressed ones"
+            raise refusal("numbers", f".shuffle(by={self.by!r})", cause, remedy=f"by='window' works; {remedy}")
 
 
 class WindowShuffle:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace._util import check
-from headrace.errors import OptionError
 from headrace.ops.operator import PassOperator
 from headrace.order.orders import ENDLESS, ComputedOrder, FirstOf, Order
 from headrace.types import Ints
@@ -88,13 +87,7 @@ def slice_of(start: int, stop: int | None, step: int) -> Stretch:
     return Stretch(f"slice({start}, {stop}, {step})", partial(_slice, start, stop, step))
 
 
-def shard(positional: tuple[object, ...], index: int, count: int) -> Stretch:
-    if positional:
-        given = ", ".join(map(repr, positional))
-        raise OptionError(
-            f".shard({given}): name the arguments, as in .shard(index=0, count=4). Their order differs between "
-            "libraries: tf.data and Hugging Face's datasets have the number of parts first"
-        )
+def shard(index: int, count: int) -> Stretch:
     check.whole(".shard(): index", index)
     check.whole(".shard(): count", count, index + 1)
     return Stretch(f"shard({index}, {count})", partial(_part, index, count), True)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from headrace._util import check
 from headrace._util.context import RunningSample, running_sample
 from headrace._util.functions import as_it_is
 from headrace.dataset.stream import Stream
-from headrace.errors import OptionError
 from headrace.ops.combined import CombinedSpec, InputsDataset, check_objects, streams_of
 from headrace.ops.fork import side_by_side
 from headrace.ops.nested_loader import in_turns
@@ -85,10 +85,8 @@ class ZipSpec(CombinedSpec):
         if self.strict and least != most:
             few, many = self.sizes.index(least), self.sizes.index(most)
             has = "no end" if most == ENDLESS else f"{most} samples"
-            raise OptionError(
-                f"{self.labels[few]} has {least} samples, and {self.labels[many]} has {has}: "
-                ".zip(…, strict=False) ends with the shorter one, and .take(n) of an input shortens it"
-            )
+            remedy = ".zip(…, strict=False) ends with the shorter one, and .take(n) of an input shortens it"
+            raise check.unequal(self.labels[few], f"{least} samples", self.labels[many], has, remedy)
         return least
 
     @property
@@ -109,10 +107,8 @@ class ZipSpec(CombinedSpec):
         if len(self._alone) < len(self.names):
             radices = max(1, self.count), *radices
         if math.prod(radices) > _NUMBERS_MOST:
-            raise OptionError(
-                f"the inputs of {self.call} that have orders of their own have {' * '.join(map(str, radices))} pairs "
-                "of samples, more than can be numbered: leave their orders as they are, and have .zip(…).shuffle()"
-            )
+            needed = f"at most {_NUMBERS_MOST}: leave the orders of inputs as they are, and have .zip(…).shuffle()"
+            raise check.invalid(f"{self.call}: pairs of samples of inputs with orders of their own", radices, needed)
         return radices
 
     def numbers_of(self, number: int) -> list[int]:

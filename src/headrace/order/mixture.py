@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util import check
 from headrace.errors import OptionError
 from headrace.order.combined import JoinedOrder
 from headrace.order.orders import ENDLESS, Order, Places
@@ -189,7 +190,7 @@ class MixLayout:
             self._end = tuple(self._counts_at_end(until))
             self.count = sum(self._end)
             if self.count >= ENDLESS:
-                raise OptionError(_too_long(self._end))
+                raise _too_long(self._end)
 
     def before(self, block: int) -> Sequence[int]:
         if self.count < ENDLESS and block > self._last:
@@ -201,7 +202,7 @@ class MixLayout:
         counts = [(mine + phase) // self._unit for mine, phase in zip(due, self._phases, strict=True)]
         for k, count in enumerate(counts):
             if count and not self.sizes[k]:
-                raise OptionError(f"source {k} has no samples, and is to come")
+                raise _empty(f"source {k}", "samples")
         return counts
 
     def _last_block(self, until: Until) -> int:
@@ -214,7 +215,7 @@ class MixLayout:
         if self._shares.parts is not None:
             never = [k for k, part in enumerate(self._shares.parts) if self.sizes[k] and not part]
             if until == "all" and never:
-                raise OptionError(f"source {never[0]} has a weight of 0: it never comes in full")
+                raise check.invalid(f"weights[{never[0]}]", 0, "above 0: with until='all' each source comes in full")
             stop = 1
             while not is_over(stop):
                 stop *= 2
@@ -227,10 +228,7 @@ class MixLayout:
         block = 1
         while not is_over(block):
             if block > most:
-                raise OptionError(
-                    f"some sources have not come in full after {block} steps: with until='forever', "
-                    ".epoch(samples=N) sets the length of epochs"
-                )
+                raise _endless(f"some sources have not come in full after {block} steps")
             # Never skip the end, as later weights may be undefined: a step has at most `step` samples of a source.
             left = [size - count for size, count in zip(self.sizes, self._counts(block), strict=True)]
             block += max(1, (min(left) if until == "first" else max(left)) // self.step - 1)
@@ -253,13 +251,16 @@ class MixLayout:
         return [math.floor(amount) for amount in amounts]
 
 
-def _too_long(counts: Sequence[int]) -> str:
+def _too_long(counts: Sequence[int]) -> OptionError:
     rare, whole = counts.index(min(filter(None, counts))), sum(counts)
-    share = Fraction(counts[rare], whole)
-    return (
-        f"the weight of source {rare} is {float(share):.1g} of all: it has come in full after {float(whole):.1g} "
-        "samples, and no epoch has so many: give it a larger weight, or until='forever' with .epoch(samples=N)"
+    share = float(Fraction(counts[rare], whole))
+    return _endless(
+        f"the weight of source {rare} is {share:.1g} of all, and it comes in full after {float(whole):.1g} samples"
     )
+
+
+def _endless(what: str) -> OptionError:
+    return check.lacking(f"{what}: the epoch", "larger weights, or until='forever' with .epoch(samples=N)")
 
 
 class MixOrder(BlockOrder):
@@ -320,7 +321,7 @@ class TokenOrder(BlockOrder):
         self._middles = [_Middles(*one) for one in zip(inputs, counts, lengths, labels, strict=True)]
         for middles, part in zip(self._middles, shares.parts or (), strict=False):
             if part and not middles.tokens:
-                raise OptionError(_empty(middles.label))
+                raise _empty(middles.label, "tokens")
 
     def _due(self, block: int) -> list[tuple[int, int]]:
         """Return the half tokens of each input due before a block: (whole ones, parts of `unit`)."""
@@ -370,7 +371,7 @@ class _Middles:
         if not half_tokens:
             return 0
         if not self.tokens:
-            raise OptionError(_empty(self.label))
+            raise _empty(self.label, "tokens")
         turn, rest = divmod(half_tokens, 2 * self.tokens)
         inside = int(np.searchsorted(self._of_pass(turn), rest)) if rest else 0
         return turn * self._count + inside
@@ -390,10 +391,9 @@ class _Middles:
         if turn not in kept:
             found, tokens = self._planned(turn)
             if tokens != self.tokens:
-                raise OptionError(
-                    f"{self.label} has {tokens} tokens in pass {turn} and {self.tokens} in the first one: by tokens, "
-                    "each pass has the same documents"
-                )
+                remedy = "by tokens, each pass has the same documents"
+                has, first = f"{tokens} tokens in pass {turn}", f"{self.tokens} in the first one"
+                raise check.unequal(self.label, has, "it", first, remedy)
             kept = self._kept = {**dict(list(kept.items())[1 - _KEPT_PASSES :]), turn: found}
         return kept[turn]
 
@@ -404,8 +404,8 @@ class _Middles:
         return 2 * ends - lengths, int(ends[-1]) if len(ends) else 0
 
 
-def _empty(label: str) -> str:
-    return f"{label} has no tokens, and is to come: leave it out, or give it weight 0"
+def _empty(label: str, things: str) -> OptionError:
+    return check.empty(label, things, "leave it out, or give it weight 0")
 
 
 @dataclass(frozen=True, slots=True)

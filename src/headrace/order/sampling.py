@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import OptionError
+from headrace._util import check
 from headrace.order.orders import Order, Places, sequential_end
 from headrace.order.permutation import below, draw, numbers, permutation
 from headrace.types import Ints
@@ -34,8 +34,6 @@ class DrawnOrder:
     def __init__(
         self, inner: Order, count: int, key: tuple[int, ...], weights: Floats | None = None, replacement: bool = True
     ) -> None:
-        if count < 0:
-            raise OptionError(f"{count} samples cannot be drawn: at least 0 can")
         self.count = count
         self._inner, self._replacement, self._key = inner, replacement, draw("drawn", *key)
         self._sums: Floats | None = None
@@ -46,7 +44,7 @@ class DrawnOrder:
             there = int(np.count_nonzero(weights))
         if count > there and (not replacement or not there):
             having = "" if weights is None else " that have a weight"
-            raise OptionError(f"{count} samples cannot be drawn of {there}{having}; replacement=True draws some again")
+            raise check.invalid(".sample(): count", count, f"at most {there}, the samples{having}; or replacement=True")
         if weights is None or not count:
             return
         if replacement:
@@ -112,10 +110,6 @@ def minus_log(numerators: NDArray[np.uint64]) -> Floats:
 def _checked(weights: Floats, count: int) -> Floats:
     weights = np.asarray(weights, np.float64)
     if weights.shape != (count,):
-        raise OptionError(f"weights have shape {weights.shape}: there must be one for each of {count} samples")
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if len(wrong):
-        raise OptionError(f"weights[{wrong[0]}] is {weights[wrong[0]]}: weights are finite and not negative")
-    if count and not weights.any():
-        raise OptionError("all weights are 0: at least one must be larger")
+        raise check.unequal(".sample(): weights", f"the shape {weights.shape}", "the stream", f"{count} samples")
+    check.weights(".sample(): weights", weights)
     return weights

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from headrace.errors import OptionError
+from headrace._util import check
 from headrace.order.permutation import draw, permutation
 from headrace.types import Ints
 
@@ -35,10 +35,8 @@ class Rounds:
         may_be_empty: bool = False,
     ) -> None:
         if world > len(urls) and not may_be_empty:
-            raise OptionError(
-                f"{len(urls)} shards for {world} ranks, and each rank reads shards of its own: make an index, "
-                "then they share shards (headrace index URL…)"
-            )
+            remedy = "make an index, then ranks share shards (headrace index URL…)"
+            raise check.too_few(f"{len(urls)} shards", world, remedy)
         self._urls, self._seed, self._epoch, self._times = urls, seed, epoch, times
         self._rank, self._world = rank, world
         self.count = (len(urls) - rank - 1) // world + 1

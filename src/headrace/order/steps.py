@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headrace._util import check
 from headrace.errors import OptionError
 from headrace.order.cursor import Cursor, compressed
 from headrace.order.windows import lane_turns
@@ -54,10 +55,7 @@ class Steps:
 
     def __post_init__(self) -> None:
         if self.size < self.world:
-            raise OptionError(
-                f"a step of {self.size} samples has none for some of {self.world} ranks: it must have at least "
-                "one for each"
-            )
+            raise check.too_few(f"steps of {self.size} samples", self.world, "make them larger")
         self._lane = lane_turns(self.lanes)
         self._turn = np.argsort(self._lane)
         left = self.left
@@ -70,11 +68,7 @@ class Steps:
         elif rest >= self.world or self.tail == "uneven":
             self.last = (rest,)
         elif not self.full:
-            raise OptionError(
-                f"{rest} samples are left of the epoch for {self.world} ranks: each step must have one for each; "
-                "hr.Ranks(last_batch='drop') drops them, 'uneven' gives some ranks none, and 'pad' repeats some, where "
-                "samples have numbers"
-            )
+            raise few_left(rest, self.world)
         else:
             self.full -= 1
             both = self.size + rest
@@ -261,6 +255,13 @@ class Steps:
         steps = positions.reshape(-1, size)
         order = np.argsort(self._lane[steps % self.lanes].astype(np.uint16), axis=1, kind="stable")
         return np.take_along_axis(steps, order, axis=1)[(begins - first) // size, inside]
+
+
+def few_left(samples: int, ranks: int) -> OptionError:
+    drop = "hr.Ranks(last_batch='drop') drops them, 'uneven' gives some ranks none"
+    return check.too_few(
+        f"{samples} samples are left of the epoch", ranks, f"{drop}, and 'pad' repeats some, where samples have numbers"
+    )
 
 
 def share(size: int, rank: int, world: int) -> tuple[int, int]:

@@ -335,11 +335,15 @@ def _limit_names(limit: int | None) -> tuple[str, ...]:
     return () if limit is None else (f"take({limit})",)
 
 
+MADE_SAMPLES = ".filter(), .flat_map(), .enumerate(), .repeat(), .epoch(), batches, their limits, or another order"
+"""The operators after which samples no longer are those of the source, for `refusal`."""
+
 _BEFORE = "put {call} before {cause}"
 _BOUND = "bound it first, by .take(n) or .epoch(samples=N)"
 
 NEEDS = {  # need: why the operator needs it, and what to do
     "aligned branches": ("branches of .fork() have the same samples", "put {cause} before .fork(), or after {call}"),
+    "async first": ("{call} runs `async def` functions before plain ones", "put {cause} before these, or after {call}"),
     "batches of lists": ("{call} makes batches of lists", "put {call} right after .batch()"),
     "documents": ("each row of a batch has one sequence", _BEFORE),
     "documents of this rank": ("the documents would depend on those of all ranks", _BEFORE),
@@ -347,13 +351,18 @@ NEEDS = {  # need: why the operator needs it, and what to do
     "fixed groups": ("batches that time cuts differ in each run", ".map() may follow; put all else before it"),
     "global batches": ("it is about a whole epoch, and an input is a part of it", "put it after {call}"),
     "known number": ("the number of samples is known only after they are read", "put it after {call}"),
+    "lasting numbers": ("samples have other numbers in each epoch, or those of several inputs", "put {call} before it"),
     "numbers": ("samples have no numbers before they are read", "make an index: headrace index URL…"),
     "positions": ("samples would have other positions in the epoch", _BEFORE),
     "random access": ("samples are read in another order than they are stored in", _BEFORE),
     "same documents": ("each epoch would have other documents, or another number of sequences", _BEFORE),
+    "same results": ("{call} would repeat them in each epoch", "put {cause} after {call}, or set random=False in it"),
+    "separate inputs": ("samples would be read once for each branch", "combine branches by .zip() of them alone"),
     "single samples": ("{call} takes single samples", _BEFORE),
+    "source's samples": ("it goes by the numbers of the source's samples", "put it before them"),
+    "steady order": ("pairs have the stored order of the left samples", "put {cause} after {call}"),
     "stored order": ("its inputs alternate, and documents are packed in their stored order", _BEFORE),
-    "stream": ("{cause} counts the results of the stream", "put {cause} last"),
+    "stream": ("{cause} is about the results of the whole stream", "put {cause} last"),
 }
 
 

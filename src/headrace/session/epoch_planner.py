@@ -17,11 +17,11 @@ from headrace.dataset.stream import Stream
 from headrace.delivery.progress import Progress
 from headrace.engine.epoch_plan import EpochPlan, as_array, as_ranges, levels_of
 from headrace.engine.open_readers import described_as_read
-from headrace.errors import OptionError, StateMismatchError
+from headrace.errors import StateMismatchError
 from headrace.options import Balance, Settings
 from headrace.order.cursor import Cursor
 from headrace.order.orders import ENDLESS, Order
-from headrace.order.steps import Deal, Steps
+from headrace.order.steps import Deal, Steps, few_left
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.session.rank_sharing import (
@@ -149,7 +149,7 @@ class NextEpoch:
         plan = self.plan()
         received = plan.received()
         if batches not in (None, received.batches):
-            raise OptionError(f"state_dict(batches={batches}): none has been given since batch {received.batches}")
+            raise check.invalid("state_dict(): batches", batches, f"{received.batches}, as no other has been given")
         loaded = self._loaded
         if loaded is not None and loaded.packed is not None and self.skip == loaded.state.skip:
             return copy.deepcopy(loaded.packed)
@@ -223,9 +223,7 @@ class NextEpoch:
         settings = self._settings
         size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
         if size < ranks.world:
-            raise OptionError(
-                f"hr.Ranks(global_batch_size={size}) for {ranks.world} ranks: each must have a sample of each step"
-            )
+            raise check.too_few(f"hr.Ranks(global_batch_size={size})", ranks.world, "make it larger")
         return size
 
     def plan(self) -> EpochPlan:
@@ -264,10 +262,7 @@ class NextEpoch:
         )
         _check_last_steps(begin, steps)
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
-            raise OptionError(
-                f"the last step has fewer samples than there are ranks: {steps.left} samples for {ranks.world} ranks. "
-                "hr.Ranks(last_batch='drop') skips that step; 'pad' repeats some samples"
-            )
+            raise few_left(steps.left, ranks.world)
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
@@ -320,10 +315,8 @@ class NextEpoch:
         if balance is None:
             return None
         if self.planning is None or order is None or not is_shared:
-            raise OptionError(
-                "hr.Ranks(balance=) needs samples whose work is known before they are read: they must have numbers, no "
-                "operator such as a filter may drop them, and batches must come in order"
-            )
+            needed = "samples with numbers, batches in order, and no operator such as a filter that drops samples"
+            raise check.lacking("hr.Ranks(balance=)", needed)
         return RankBalancer(balance, self.planning, order)
 
     def _begin(self, ranks: RankShare) -> State:
@@ -341,10 +334,8 @@ class NextEpoch:
     def _check_tail(self, is_known: bool) -> None:
         tail = self._settings.tail
         if not is_known and tail in ("pad", "carry"):
-            raise OptionError(
-                f"hr.Ranks(last_batch={tail!r}) needs to know how many samples there are, and {self.stream!r} does "
-                "not: 'short' and 'drop' are left"
-            )
+            needed = f"a known number of samples, unlike that of {self.stream!r}: 'short' and 'drop' are left"
+            raise check.lacking(f"hr.Ranks(last_batch={tail!r})", needed)
         if tail == "pad" and self._settings.exclude is not None:
             raise check.conflict("hr.Ranks(last_batch='pad')", "exclude=", "'short', 'drop' and 'carry' work")
         if tail == "carry" and not self.stream.pipeline().order.is_fixed:
@@ -469,10 +460,10 @@ class RankBalancer:
         try:
             planning.work(np.zeros(0, np.int64), _POWERS[balance])
         except TypeError as error:
-            raise OptionError(
-                f"hr.Ranks(balance={balance!r}) needs the number of tokens of each sample, and "
-                f"{planning.pipeline.source.name} knows it only once they are read: give a function from an array of "
-                "sample numbers to an array of work; or .pack() them, where their lengths are known"
+            raise check.lacking(
+                f"hr.Ranks(balance={balance!r})",
+                f"the number of tokens of each sample, which {planning.pipeline.source.name} knows only once they are "
+                "read: give a function from an array of sample numbers to an array of work; or .pack() them",
             ) from error
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
@@ -492,8 +483,5 @@ class RankBalancer:
             )
             raise
         if work.shape != numbers.shape or not (np.isfinite(work) & (work >= 0)).all():
-            raise OptionError(
-                f"hr.Ranks(balance=) must return the work of {len(numbers)} samples, as numbers of 0 or more, and it "
-                f"gave {work!r:.200}"
-            )
+            raise check.invalid("hr.Ranks(): result of balance", work, f"{len(numbers)} numbers, each 0 or more")
         return work

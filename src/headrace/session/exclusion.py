@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace._util import check
 from headrace.engine.scheduler.skip_rules import numbers_in
-from headrace.errors import OptionError, StateMismatchError
+from headrace.errors import StateMismatchError
 from headrace.options import Exclude
 from headrace.order.cursor import Cursor, compressed, united
 from headrace.order.orders import ENDLESS, Order
@@ -57,7 +57,8 @@ class ExclusionFilter:
         source, named = self.planning.pipeline.source, numbers_in(self._exclude.files, self.planning.fingerprint)
         last = max(self._exclude.samples, default=-1)
         if source.keeps_numbers and last >= source.starts[-1]:
-            raise OptionError(f"exclude= of sample {last}: {source.name} has {source.starts[-1]}, counted from 0")
+            needed = f"below {source.starts[-1]}, the number of samples of {source.name}"
+            raise check.invalid("Exclude: one of samples", last, needed)
         return np.unique(np.concatenate([np.asarray([*self._exclude.samples], np.int64), named]))
 
     def _ranges_of_samples(self, epoch: int, order: Order) -> Ints:

@@ -48,15 +48,11 @@ def divided(stream: Stream, world: int, tail: Tail) -> Stream:
     stream = _shared(_counted(stream, world, tail), world, tail)
     pipeline = stream.pipeline()
     if pipeline.unshardable is not None:
-        raise OptionError(
-            f".{pipeline.unshardable} has is_shardable=False: it must see all samples, and {world} ranks would each "
-            f"give it some of them; {_ALL}"
-        )
+        needed = f"all samples, and each of {world} ranks would give it some: {_ALL}"
+        raise check.lacking(f".{pipeline.unshardable} has is_shardable=False, and it", needed)
     if pipeline.numbered is not None and not has_numbers(pipeline, world):
-        raise OptionError(
-            f".{pipeline.numbered.name} of {stream!r}: {world} ranks read samples of their own, and none of them knows "
-            f"how many come before those on the others: make an index (headrace index URL…), or {_ALL}"
-        )
+        needed = f"numbers of samples on all {world} ranks: make an index (headrace index URL…), or {_ALL}"
+        raise check.lacking(f".{pipeline.numbered.name} of {stream!r}", needed)
     return stream
 
 
@@ -131,11 +127,10 @@ def _check_iterable(source: SampleSource, world: int) -> None:
 
     name = name_of(source.data)
     if source.ranks_by is None:
-        raise OptionError(
-            f"{name} has no ranks_by, and each of {world} ranks would get the same samples: have its "
-            "aiter() give the part that hr.shard_info() names, and set ranks_by='shard_info'; or set "
-            "ranks_by='position', by which every rank reads all samples and keeps its part of each global batch; or "
-            f"{_ALL}"
+        raise check.lacking(
+            f"{name} on {world} ranks",
+            "a ranks_by: 'shard_info', if its aiter() gives the part that hr.shard_info() names, or 'position', by "
+            f"which every rank reads all samples and keeps its part of each global batch; or {_ALL}",
         )
     if source.ranks_by not in ("shard_info", "position"):
         raise check.invalid(f"{name}.ranks_by", source.ranks_by, "'shard_info', 'position' or None")
@@ -278,11 +273,9 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
     if settings.exclude is not None and settings.exclude.steps:
         raise check.conflict(call, "exclude= of steps", "exclude documents by their numbers")
     if shared is not None and any(shared.last):
-        raise OptionError(
-            f"{call}: {shared.end} sequences are no whole steps of {shared.size}, and each of {shared.world} ranks has "
-            f"rows of its own: have .epoch(samples={shared.end // shared.size * shared.size}), or "
-            "hr.Ranks(last_batch='drop')"
-        )
+        whole = shared.end // shared.size * shared.size
+        needed = f"whole steps of {shared.size} of all {shared.end} sequences, as ranks have rows of their own"
+        raise check.lacking(call, f"{needed}: have .epoch(samples={whole}), or hr.Ranks(last_batch='drop')")
 
 
 def own_rows(begin: State, size: int, ranks: RankShare) -> State:

@@ -16,7 +16,7 @@ from torch.utils.data import default_convert
 from headrace._util import check
 from headrace._util.functions import as_it_is, name_of
 from headrace._util.shared_memory import ADVICE, free_descriptors, memory_bytes, reads_at_most
-from headrace.errors import LateOptionError, OptionError
+from headrace.errors import LateOptionError
 from headrace.options import Economic, Exclude, Fetch, Ranks, Settings, Skip
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
 
@@ -113,10 +113,8 @@ def check_torch(loader: Any) -> None:
     for name, (unset, why) in _FOR_OURS.items():
         value = getattr(loader, name)
         if value is not None and value not in unset:
-            raise OptionError(
-                f"{name}= is for headrace's data sets, and {kind} {why}; hr.from_map(data) and hr.from_iterable(data) "
-                "make one of it"
-            )
+            remedy = "hr.from_map(data) and hr.from_iterable(data) make one of it"
+            raise check.lacking(f"{name}=", f"a data set of headrace, and {kind} {why}: {remedy}")
     check.whole_or_none("snapshot_every_n_steps", loader.snapshot_every_n_steps)
     if loader.workers == "thread" and loader.multiprocessing_context is not None:
         raise check.conflict("multiprocessing_context", "workers='thread'")
@@ -131,7 +129,7 @@ def check_ours(loader: Any, kind: str, *, multiprocessing_context: object, prefe
         ("snapshot_every_n_steps", loader.snapshot_every_n_steps, "has states without snapshots"),
     ):
         if value is not None and value is not False:
-            raise OptionError(f"{name}={value!r} is for torch's data sets: {kind} {why}")
+            raise check.lacking(f"{name}={value!r}", f"a data set of torch, and {kind} {why}")
     for name, options in _OPTIONS.items():
         value = getattr(loader, name)
         if value is not None and not isinstance(value, options):
@@ -152,7 +150,7 @@ def _check_economic(loader: Any, kind: str) -> None:
             raise check.lacking(f"{name}={value!r}", f"economic=True for {kind}")
         return
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
-        raise OptionError(f"economic=True needs a data set with __getitem__: {kind} is iterated over")
+        raise check.lacking("economic=True", f"a data set with __getitem__, and {kind} is iterated over")
     if loader.num_workers == 0:
         raise check.lacking("economic=True", "workers, and num_workers is 0")
     if loader.multiprocessing_context is not None:

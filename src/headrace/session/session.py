@@ -20,7 +20,7 @@ from headrace.delivery.progress import Progress
 from headrace.engine.epoch_builder import EpochBuilder
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.engine.open_readers import TrainerCalls
-from headrace.errors import LoaderBusyError, LoaderClosedError, OptionError
+from headrace.errors import LoaderBusyError, LoaderClosedError
 from headrace.observe import LoaderMeters, Stats
 from headrace.options import Ranks, Settings
 from headrace.pipeline.epoch_orders import Planning
@@ -121,11 +121,11 @@ class Streaming:
     def check_even(self, ranks: Ranks | None) -> None:
         """Raise OptionError if ranks' batches of a step may differ in size and `last_batch` is not set."""
         if (ranks is None or ranks.last_batch is None) and self._current is not None and not self._current.is_even:
-            raise OptionError(
-                f"{self._current.world} ranks have batches of different sizes at the end of an epoch, over which "
-                "accelerator.gather and gather_for_metrics break: use hr.Ranks(last_batch='drop'), which skips that "
-                "step, or 'pad', which fills it with samples that come twice; or 'short', and gather such batches by "
-                "gather_for_metrics(…, use_gather_object=True), or pad_across_processes"
+            raise check.lacking(
+                "gather and gather_for_metrics of Accelerate",
+                f"batches of one size on all {self._current.world} ranks, also at the end of an epoch: give "
+                "hr.Ranks(last_batch='drop'), which skips that step, or 'pad', which repeats samples; or 'short', and "
+                "gather by gather_for_metrics(…, use_gather_object=True), or pad_across_processes",
             )
 
     def is_in(self, epoch: int) -> bool:

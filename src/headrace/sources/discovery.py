@@ -11,8 +11,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace._util import check
 from headrace.dataset.source import blocking
-from headrace.errors import OptionError, StorageError, masked, masked_text
+from headrace.errors import OptionError, StorageError, masked
 from headrace.fetch.stores.addresses import WEB_SCHEMES
 from headrace.formats.compression import begin_of, ending_of, kind_by_bytes, kind_of, path_of, without_compression
 from headrace.formats.limits import Limits
@@ -102,7 +103,7 @@ def names_at(
             listing = listing_of(url, Pattern(url), storage_options, kept=kept)
             if not listing.urls:
                 where = masked(listing.folder) or "the working folder"
-                raise OptionError(f"{listing.text}: nothing there is like that; {where} was listed")
+                raise check.empty(where, f"object like {masked(url)}", listing.text)
             listings.append(listing)
             parts.append(listing.urls)
         else:
@@ -158,7 +159,7 @@ def _by_kinds(names: Names, asks: Asks) -> Place:
             return Place(urls, form, (*facts, ("format", f"{form.name}, by the {which} bytes of {masked(url)}")))
     if kinds.is_loose:
         if len(names.listings) > 1:
-            raise OptionError(f"{first.text}, and others: objects of one sample each are for hr.files")
+            raise check.conflict(first.text, "other folders", "hr.files reads objects of one sample each")
         return Place(urls, None, facts, folder=first)
     if len(kinds.formats) > 1 or (kinds.formats and kinds.others):
         urls, facts = _without_what_lies_beside(names, kinds)
@@ -291,7 +292,7 @@ def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> 
         if not listing.urls:
             if "://" not in listing.place:
                 _check_exists(listing.place)
-            raise OptionError(f"{listing.text}: nothing is there to be read")
+            raise check.empty(masked(listing.place), "object to read", listing.text)
     return Names(_joined([one.urls for one in listings]), tuple(listings))
 
 
@@ -390,10 +391,8 @@ def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> t
     patterns: Iterable[object] = urls if is_some else [urls]  # type: ignore[assignment]  # it has __iter__
     found = tuple(url for pattern in patterns for url in _expanded(_as_text(pattern)))
     if not found or not all(found):
-        raise OptionError(
-            f"urls={[masked(url) for url in found]} names no object; give an address, a pattern like "
-            "'a-{000..012}.tar', or a list"
-        )
+        needed = "an address, a pattern like 'a-{000..012}.tar', or a list of these"
+        raise check.invalid("urls", [masked(url) for url in found], needed)
     return found
 
 
@@ -403,10 +402,8 @@ def _as_text(url: object) -> str:
     except TypeError:
         text = None
     if type(text) is bytes or text is None:
-        raise OptionError(
-            f"{masked_text(repr(url)):.200} is no address; samples that a data set of this program has are a stream by "
-            "hr.from_map(dataset) or hr.from_iterable(iterable)"
-        )
+        needed = "an address; hr.from_map(dataset) and hr.from_iterable(iterable) make streams of data of this program"
+        raise check.invalid("urls", url, needed)
     return str(text)
 
 

@@ -415,7 +415,7 @@ def _by_own_tables(shards: Shards, entries: Sequence[ShardEntry], index: IndexAt
             "index", index, f"'auto' or None: shards of the format {name!r} bring their own index along"
         )
     if not shards.urls:
-        raise OptionError(f"the catalogue of the format {name!r} names no shards")
+        raise check.empty(f"the catalogue of the format {name!r}", "shards")
     return shards.by_index(OwnTables(shards.format, entries, shards.limits))
 
 

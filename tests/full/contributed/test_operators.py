@@ -170,17 +170,14 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.plugins.SampleOp(fn=abs, yields="two"), "yields='two'"),  # type: ignore[arg-type]
     (lambda: hr.plugins.SampleOp(fn=3), "fn=3 must be a function"),  # type: ignore[arg-type]
     (lambda: ordered(NUMBERS, lambda: None), "result=None must be"),
-    (
-        lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p + 1)),
-        "no sample 9; their numbers are 0 to 8",
-    ),
-    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p / 2)), "a whole number for each"),
-    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p[1:])), "a whole number for each"),
-    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p, count=lambda n: -1)), "gave -1"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p + 1)), r"numbers\[8\]=9 must"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p / 2)), "must be 9 whole numbers"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p[1:])), "must be 9 whole numbers"),
+    (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=lambda p, n, s: p, count=lambda n: -1)), "=-1 must"),
     (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=later)), "not an `async def`"),
     (lambda: ordered(NUMBERS, lambda: hr.plugins.OrderOp(numbers=[2, 1])), "must be a plain function"),  # type: ignore[arg-type]
     (lambda: hr.from_iterable([1]).apply_op("in_turn", 3), r"in_turn\(3\) cannot follow .*: samples have no numbers"),
-    (lambda: NUMBERS.flat_map(list).apply_op("in_turn", 3), r"in_turn\(3\) selects samples of the source"),
+    (lambda: NUMBERS.flat_map(list).apply_op("in_turn", 3), r"in_turn\(3\) cannot follow .*numbers of the source"),
 ]
 
 
