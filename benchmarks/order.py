@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.order import permutation
 from headrace.order.cursor import Cursor
 from headrace.order.orders import Order, ShardOrder, ShuffledOrder
+from headrace.order.permutation import permutation
 from headrace.order.steps import Steps
 from headrace.order.windows import Windows, lane_turns
 

@@ -20,7 +20,7 @@ from headrace.dataset.stream import Stream
 from headrace.formats.pinned_object import for_each
 from headrace.ops.pack import DocumentPart
 from headrace.ops.run_inline import split_steps, through_first
-from headrace.order.orders import Order, Places, sequential_end
+from headrace.order.orders import Order, Places, UnwindowedOrder
 from headrace.order.packing import Bins, Packing, PackPlan, Pieces
 from headrace.order.permutation import draw
 from headrace.pipeline.epoch_orders import Planning
@@ -287,19 +287,14 @@ class PackOrders(SourceOrders):
         return _numbered(plan.pieces(sequence), documents)
 
 
-class PackedOrder:
+class PackedOrder(UnwindowedOrder):
     """The sequences of a pass in order, numbered from `first`."""
-
-    lanes = 1
 
     def __init__(self, count: int, first: int) -> None:
         self.count, self._first = count, first
 
     def locate(self, positions: Ints) -> Places:
         return Places(np.zeros(len(positions), np.int64), self._first + np.asarray(positions, np.int64))
-
-    def window_end(self, position: int) -> int:
-        return sequential_end(position)
 
 
 def _numbered(pieces: Pieces, documents: Ints | None) -> Pieces:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.order.orders import ENDLESS, Order, Places, sequential_end
+from headrace.order.orders import ENDLESS, Order, Places, UnwindowedOrder
 from headrace.types import Ints
 
 
@@ -125,14 +125,12 @@ class InterleaveOrder(JoinedOrder):
         return self._layout.turns(positions)
 
 
-class ZipOrder:
+class ZipOrder(UnwindowedOrder):
     """Zipped orders, where the number of a tuple is composed of those of its samples.
 
     Args:
         digits: Range of each component, and a function from positions to its values.
     """
-
-    lanes = 1
 
     def __init__(self, count: int, digits: Sequence[tuple[int, Callable[[Ints], Ints]]]) -> None:
         self.count, self._digits = count, digits
@@ -142,6 +140,3 @@ class ZipOrder:
         for radix, numbers_at in self._digits:
             numbers = numbers * radix + numbers_at(positions)
         return Places(np.zeros_like(numbers), numbers)
-
-    def window_end(self, position: int) -> int:
-        return sequential_end(position)

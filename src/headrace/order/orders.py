@@ -6,6 +6,7 @@ Everything here is part of order 1, and never changes: see docs/reference/order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -48,7 +49,16 @@ class Order(Protocol):
         ...
 
 
-class ShardOrder:
+class UnwindowedOrder:
+    """Base class of orders that need no windows: one is a stretch of consecutive positions."""
+
+    lanes = 1
+
+    def window_end(self, position: int) -> int:
+        return (position // _SEQUENTIAL_WINDOW + 1) * _SEQUENTIAL_WINDOW
+
+
+class ShardOrder(UnwindowedOrder):
     """Shards in order, or shuffled: by shards, within each, or by windows.
 
     Args:
@@ -89,26 +99,11 @@ class ShardOrder:
             cell = int(first) // WITHIN_WINDOW
             ends = np.searchsorted(self._starts, (cell + 1) * WITHIN_WINDOW)
             return max(position + 1, int(self._starts[min(int(ends), len(self._starts) - 1)]))
-        return sequential_end(position)
+        return super().window_end(position)
 
 
-class ChosenOrder:
-    lanes = 1
-
-    def __init__(self, inner: Order, chosen: Ints) -> None:
-        self._inner, self._chosen, self.count = inner, chosen, len(chosen)
-
-    def locate(self, positions: Ints) -> Places:
-        return self._inner.locate(self._chosen[positions])
-
-    def window_end(self, position: int) -> int:
-        return sequential_end(position)
-
-
-class ComputedOrder:
+class ComputedOrder(UnwindowedOrder):
     """The samples at computed positions of another order."""
-
-    lanes = 1
 
     def __init__(self, inner: Order, count: int, computed: Callable[[Ints], Ints]) -> None:
         self._inner, self.count, self._computed = inner, count, computed
@@ -116,8 +111,10 @@ class ComputedOrder:
     def locate(self, positions: Ints) -> Places:
         return self._inner.locate(self._computed(np.asarray(positions, np.int64)))
 
-    def window_end(self, position: int) -> int:
-        return sequential_end(position)
+
+class ChosenOrder(ComputedOrder):
+    def __init__(self, inner: Order, chosen: Ints) -> None:
+        super().__init__(inner, len(chosen), partial(np.take, chosen))
 
 
 class FirstOf:
@@ -126,17 +123,9 @@ class FirstOf:
         self.locate, self.window_end = inner.locate, inner.window_end
 
 
-class ShuffledOrder:
-    lanes = 1
-
+class ShuffledOrder(ComputedOrder):
     def __init__(self, inner: Order, key: tuple[int, ...]) -> None:
-        self._inner, self.count, self._draw = inner, inner.count, draw("global", *key)
-
-    def locate(self, positions: Ints) -> Places:
-        return self._inner.locate(permutation(positions, self.count, self._draw))
-
-    def window_end(self, position: int) -> int:
-        return sequential_end(position)
+        super().__init__(inner, inner.count, partial(permutation, n=inner.count, key=draw("global", *key)))
 
 
 class Passes:
@@ -216,8 +205,3 @@ class _Orders:
 
 
 ENDLESS = 2**62
-
-
-def sequential_end(position: int) -> int:
-    """Return the end of a position's window, in an order without windows of its own."""
-    return (position // _SEQUENTIAL_WINDOW + 1) * _SEQUENTIAL_WINDOW

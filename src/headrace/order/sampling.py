@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
-from headrace.order.orders import Order, Places, sequential_end
+from headrace.order.orders import Order, Places, UnwindowedOrder
 from headrace.order.permutation import below, draw, numbers, permutation
 from headrace.types import Ints
 
@@ -19,7 +19,7 @@ _PIECE = 65536
 _LOG_TERMS = 12  # terms of the series; the next one is below 2**-60
 
 
-class DrawnOrder:
+class DrawnOrder(UnwindowedOrder):
     """`count` positions sampled from another order.
 
     With replacement, draws are independent. Without, each draw is among the remaining positions. Uniform sampling takes
@@ -28,8 +28,6 @@ class DrawnOrder:
     Raises:
         OptionError: The weights are invalid, or there are more draws than positions.
     """
-
-    lanes = 1
 
     def __init__(
         self, inner: Order, count: int, key: tuple[int, ...], weights: Floats | None = None, replacement: bool = True
@@ -55,9 +53,6 @@ class DrawnOrder:
 
     def locate(self, positions: Ints) -> Places:
         return self._inner.locate(self._drawn(np.asarray(positions, np.int64)))
-
-    def window_end(self, position: int) -> int:
-        return sequential_end(position)
 
     def _drawn(self, positions: Ints) -> Ints:
         if self._chosen is not None:
