@@ -86,7 +86,7 @@ def test_states_do_not_depend_on_the_balance() -> None:
     ("data", "options", "why"),
     [
         (hr.from_map(range(60)), {"balance": "tokens"}, "only once they are read"),
-        (hr.from_map(range(60)), {"balance": lambda _: [1]}, "gave"),
+        (hr.from_map(range(60)), {"balance": lambda _: [1]}, "result of balance"),
         (hr.from_map(range(60)), {"balance": lambda numbers: -numbers}, "0 or more"),
         (hr.from_map(range(60)), {"balance": np.sqrt, "in_order": False}, "in order"),
         (hr.from_map(range(60)).filter(bool).epoch(samples=9), {"balance": np.sqrt}, "balance"),

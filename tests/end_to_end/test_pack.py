@@ -408,7 +408,7 @@ WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [  # of documen
     (lambda data: of_files(lengths=[4, 4], method="best_fit"), ValueError, "'tokens' of document 0 has 3 values, and"),
     (lambda data: of_files(shorter("tokens")), ValueError, r"or a step before \.pack\(\) changes how many there are"),
     (lambda data: data.map(shorter("weight")).pack(8, lengths=[3, 5], fields="weight"), ValueError, "'weight' of docu"),
-    (lambda data: data.pack(8, lengths=[3, 5, 1]), OptionError, r"lengths=…\): there are 3 of them, and 2 documents"),
+    (lambda data: data.pack(8, lengths=[3, 5, 1]), OptionError, r"lengths has 3, and the stream has 2 documents"),
     (lambda data: data.pack(8, lengths=[3, 5], tokens="ids"), KeyError, "'ids'; it has: input_ids, weight, number"),
     (lambda data: data.pack(8, lengths=[3, 5], fields="mask"), KeyError, r"fields=\('mask',\)\): a document has no"),
     (lambda data: hr.from_map([[1, 2]]).pack(8, lengths=[2]), KeyError, "it is a list"),

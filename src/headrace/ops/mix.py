@@ -313,7 +313,7 @@ class MixSpec(CombinedSpec):
         for name, size in zip(self.names, self._counts, strict=True):
             is_to_come = self.by == "tokens" if callable(weights) else weights is not None and weights[name]
             if is_to_come and not size:
-                raise check.empty(f"source {name!r} of hr.mix", "samples", "leave it out, or give it weight 0")
+                raise check.empty(f"source {name!r} of the mixture", "samples", "leave it out, or give it weight 0")
 
 
 def checked_weights(names: Sequence[str], weights: object, when: str = "") -> list[float]:
