@@ -19,7 +19,7 @@ NUMBERS = list(range(8))
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (NUMBERS, {"workers": "fibre"}, r"workers='fibre'.*'process', 'thread'"),
     (NUMBERS, {"economic": True}, "economic=True needs workers"),
-    (Stream(4), {"economic": True, "num_workers": 1}, "economic=True needs a data set with __getitem__: Stream"),
+    (Stream(4), {"economic": True, "num_workers": 1}, "economic=True needs a data set with __getitem__, and Stream"),
     (NUMBERS, {"economic": True, "num_workers": 1, "multiprocessing_context": "fork"}, "multiprocessing_context"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_batch_workers": 0}, "num_batch_workers=0 must be"),
     (NUMBERS, {"economic": True, "num_workers": 1, "num_workers_batches": "2"}, "num_batch_workers='2' must be"),

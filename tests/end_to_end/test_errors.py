@@ -615,7 +615,7 @@ def no_generator() -> Any:
         (lambda: hr.stream("nosuch://bucket/a.tar", format="tar"), "OptionError", "nosuch"),
         (lambda: hr.stream("pipe:cat a.tar", format="tar"), "OptionError", "shell"),
         (lambda: hr.stream("http://[1/a.tar", format="tar"), "OptionError", "address"),
-        *((lambda urls=urls: hr.stream(urls), "OptionError", "names no object") for urls in ([], "", "{,}")),
+        *((lambda urls=urls: hr.stream(urls), "OptionError", "must be an address") for urls in ([], "", "{,}")),
     ],
 )
 def test_data_that_cannot_be_opened_is_one_error(

@@ -371,7 +371,7 @@ def test_options_of_skips_that_mean_nothing_are_refused(options: dict[str, Any],
 
 
 def test_torchs_data_sets_skip_no_samples() -> None:
-    with pytest.raises(hr.OptionError, match=r"errors= is .*from_map"):
+    with pytest.raises(hr.OptionError, match=r"errors= needs .*from_map"):
         hr.DataLoader([1, 2, 3], errors=hr.Skip())
 
 

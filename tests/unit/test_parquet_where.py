@@ -309,27 +309,6 @@ def test_name_of_a_long_predicate_is_short_and_unique() -> None:
     assert names[0].startswith("where(a in (0, 1, 2, ")
 
 
-class Counted(str):
-    """A text that counts how often it became bytes."""
-
-    __slots__ = ()
-    times = 0
-
-    def encode(self, *how: str) -> bytes:
-        Counted.times += 1
-        return super().encode(*how)
-
-
-def test_values_are_encoded_once_for_all_groups_of_a_file() -> None:
-    body = of_table(pa.table({"text": [f"{k:03}" for k in range(100)]}), row_group_size=2)
-    wanted = [Counted(f"{k:03}") for k in (*range(40, 43), *range(200, 900))]
-    Counted.times = 0
-    found = indexed(Parquet(where=[("text", "in", wanted)]), body).rows
-    assert found.keys.tolist() == [b"40", b"41", b"42", b"43"]
-    assert 0 < Counted.times <= len(wanted)
-    assert len(indexed(Parquet(where=[("text", "not in", wanted)]), body).rows) == 100
-
-
 def test_options_of_a_format_are_refused_where_they_do_not_belong() -> None:
     for name, there in (("columns", "columns"), ("where", "where"), ("filters", "where")):
         options: Any = {name: ["n"]}

@@ -99,7 +99,7 @@ def whole_numbers(name: str, values: ArrayLike, stop: int = 2**63, count: int | 
     given = np.asarray(values)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu") or count not in (None, len(given)):
         needed = "whole numbers in one dimension" if count is None else f"{count} whole numbers"
-        raise invalid(name, given, f"{needed}, and has the type {given.dtype} and the shape {given.shape}{hint}")
+        raise OptionError(f"{name} must be {needed}, not an array of {given.dtype}, shape {given.shape}{hint}")
     outside = np.flatnonzero((given < 0) | (given >= stop))
     if len(outside):
         raise invalid(f"{name}[{outside[0]}]", int(given[outside[0]]), f"a whole number, 0 or more, below {stop}")

@@ -42,7 +42,9 @@ class SelectIndices(PassOperator):
     def numbers(self, count: int) -> Ints:
         """Return the numbers. OptionError if one of them is not below `count`."""
         chosen = self.sampler if isinstance(self.sampler, range | np.ndarray) else list(self.sampler)
-        return check.whole_numbers(".sample(): sampler", chosen, count, hint="; of a mask, np.flatnonzero(mask)")
+        return check.whole_numbers(
+            ".sample(): sampler", chosen, count, hint=": np.flatnonzero(mask) gives those of a mask"
+        )
 
 
 @dataclass(frozen=True, slots=True)

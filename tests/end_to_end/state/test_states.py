@@ -16,7 +16,7 @@ from drop_in.stateful_data import StreamOfPlaces
 from end_to_end.state import sources
 from end_to_end.state.runs import QUICK
 from end_to_end.state.sources import INDEXED, KEYS, STATEFUL, TAR, Places, Seen, Written, rows
-from unit.test_state_golden import LOADERS
+from unit.test_states import LOADERS
 
 import headrace as hr
 from headrace.state.state import whole_check
