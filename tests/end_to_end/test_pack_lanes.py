@@ -273,7 +273,7 @@ REPEATED = texts().shuffle().repeat().filter(is_kept)
 TWO = hr.Ranks(global_batch_size=4, rank=0, world_size=2)
 OTHERS: list[tuple[hr.Stream, dict[str, Any], str]] = [
     (REPEATED.pack(LENGTH), {"batch_size": 8}, "packed in 4 rows, one for each sample"),
-    (REPEATED.pack(LENGTH), {"batch_size": 4, "seed": 3}, "the seed is another one"),
+    (REPEATED.pack(LENGTH), {"batch_size": 4, "seed": 3}, "the seed differs"),
     (REPEATED.pack(LENGTH + 1), {"batch_size": 4}, "pack.16, concat"),
     (REPEATED.pack(LENGTH, method="best_fit"), {"batch_size": 4}, "pack.16, best_fit"),
     (REPEATED.pack(LENGTH), {"ranks": hr.Ranks(global_batch_size=6, rank=0, world_size=2)}, "in 4 rows"),

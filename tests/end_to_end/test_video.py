@@ -94,7 +94,7 @@ def test_clips_resume_exactly_and_others_are_refused(clips: Any, others: Any) ->
     state = state_after(hr.DataLoader(data, batch_size=4, collate_fn=list), 1)
     whole = keys(data)
     assert keys(data, state) == whole[4:]
-    assert_refused(hr.DataLoader(others().shuffle(), batch_size=4), state, match="the data are others")
+    assert_refused(hr.DataLoader(others().shuffle(), batch_size=4), state, match="the data differ")
 
 
 @pytest.mark.slow

@@ -212,7 +212,7 @@ class FolderPlace:
                 room = _FolderRoom(self.path, file.name, self.max_bytes)
                 return SampleFile(fd, identity, count, room, is_on_disk=True)
             self._begin(file, identity, count)
-        raise OSError(f"{file} is another one whenever it is opened")
+        raise OSError(f"{file} changes each time it is opened")
 
     @staticmethod
     def _opened(file: Path, identity: bytes, count: int) -> int | None:

@@ -82,11 +82,11 @@ class Fingerprint:
 
 
 _MEANING = {
-    "data": "the data are others (names and numbers of samples of the shards, or their revision)",
+    "data": "the data differ (names and numbers of samples of the shards, or their revision)",
     "count": "the number of samples of an epoch differs",
-    "order": "the order is another one",
-    "steps": "the operators that leave samples out are others",
-    "seed": "the seed is another one",
+    "order": "the order differs",
+    "steps": "the operators that drop samples differ",
+    "seed": "the seed differs",
 }
 
 

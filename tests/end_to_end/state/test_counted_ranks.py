@@ -335,7 +335,7 @@ def test_state_of_other_data_is_refused_and_makes_no_index(unindexed: Written, p
     with ExitStack() as stack:
         state = world(stack, 2, lambda: sources.source(TAR, unindexed), ranks=hr.Ranks(global_batch_size=6)).states()[0]
         alone = world(stack, 1, lambda: sources.source(TAR, other), batch_size=6).loaders[0]
-        with pytest.raises(hr.StateMismatchError, match="the data are others"):
+        with pytest.raises(hr.StateMismatchError, match="the data differ"):
             alone.load_state_dict(state)
         with pytest.raises(TypeError, match="counted while they are read"):
             len(alone)

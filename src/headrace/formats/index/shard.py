@@ -105,7 +105,7 @@ def _body(view: memoryview, what: str) -> bytes:
         raise damage(what, f"it has {len(view)} bytes, fewer than its head")
     check, length = _HEAD.unpack_from(view)
     if zlib.crc32(view[4:]) != check:
-        raise damage(what, "its CRC-32 is another one")
+        raise damage(what, "its CRC-32 differs")
     if length > _most(len(view) - _HEAD.size):
         raise LimitError.at(
             what, f": {len(view)} bytes would unpack to {length}; the limit is {_RATIO_MOST} times as many"

@@ -502,7 +502,7 @@ def _chunk(one: Struct, leaf: ParquetLeaf, end: int) -> tuple[ColumnChunk, Stati
     path = said.get(3)
     names = [part for part in path if type(part) is bytes] if type(path) is list else []
     if b".".join(names).decode("utf-8", "replace") != leaf.path or said.get(1) != _TYPES.index(leaf.physical):
-        raise ValueError("is another one than in the schema")
+        raise ValueError("differs from the schema")
     codec = _count(said, 4, "is compressed by {}")
     if codec >= len(CODECS) or CODECS[codec] == "lzo":
         name = CODECS[codec] if codec < len(CODECS) else f"the codec {codec}"
