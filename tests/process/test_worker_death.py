@@ -58,6 +58,28 @@ def kill_both(loader: Any) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
+def test_batch_that_ends_workers_is_an_error_after_those_that_its_task_made_before() -> None:
+    def ends(samples: list[int]) -> torch.Tensor:
+        if 403 in samples:
+            time.sleep(0.3)  # the batches before are delivered by then
+            os._exit(3)
+        return torch.tensor(samples)
+
+    came, error = list[int](), None
+    with hr.DataLoader(hr.from_map(range(1000)).map(abs), batch_size=4, num_workers=1, collate_fn=ends) as loader:
+        batches = iter(loader)
+        while len(came) < 996:
+            try:
+                came += next(batches).tolist()
+            except hr.errors.WorkerDiedError as died:
+                assert error is None
+                error = died
+                assert came == list(range(400))
+    assert error is not None
+    assert came == [*range(400), *range(404, 1000)]
+
+
 @pytest.mark.parametrize("mode", ["slots", "batch", "samples"])
 def test_every_sample_comes_once_in_order_when_workers_are_killed(mode: str) -> None:
     data = {"slots": Numbers(400).map(slow), "batch": Numbers(400), "samples": Numbers(800).map(slow).filter(is_even)}[

@@ -257,29 +257,35 @@ class Lease:
 class PublishedPlaces:
     """Places of values in a piece of memory, at its end, for a reader that does not wait for the writer.
 
-    Words of 8 bytes: the length of each entry and its numbers, and at the very end the number of entries.
+    Words of 8 bytes: the length of each entry and its numbers; at the very end the attempt and the number of entries.
     """
 
-    NBYTES = 2048
+    NBYTES = 16384
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory[-self.NBYTES :].cast("q")
         self._end = 0
 
-    def clear(self) -> None:
+    def begin(self, attempt: int) -> None:
+        """Forget the entries of earlier attempts."""
         self._words[-1] = 0
+        self._words[-2] = attempt
 
     def has_room(self, entry: Sequence[int]) -> bool:
-        return self._end + 1 + len(entry) < len(self._words)
+        return self._end + 1 + len(entry) < len(self._words) - 1
 
     def add(self, entry: Sequence[int]) -> None:
         start, self._end = self._end, self._end + 1 + len(entry)
         self._words[start : self._end] = array("q", [len(entry), *entry])
         self._words[-1] += 1  # last: the entry is complete
 
-    def read(self) -> list[tuple[int, ...]]:
+    def count(self, attempt: int) -> int:
+        return self._words[-1] if self._words[-2] == attempt else 0
+
+    def read(self, count: int) -> list[tuple[int, ...]]:
+        """Return the first entries."""
         entries, at = list[tuple[int, ...]](), 0
-        for _ in range(self._words[-1]):
+        for _ in range(count):
             start, at = at + 1, at + 1 + self._words[at]
             entries.append(tuple(self._words[start:at]))
         return entries

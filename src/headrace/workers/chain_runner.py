@@ -86,7 +86,7 @@ class Maker:
                     continue
                 steps, waiting = chain.steps[done:], iter(samples)
                 while is_quick and len(steps) == 1 and (done or chain.by_key):
-                    some = list(itertools.islice(waiting, at_once))
+                    some = list(itertools.islice(waiting, at_once - index % at_once))  # no more than a batch needs
                     made = self._in_turn(chain, steps[0], some, key, order, index, busy) if some else None
                     if made is None:  # they need the general way, or there are none
                         waiting = itertools.chain(some, waiting)

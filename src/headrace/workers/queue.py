@@ -146,6 +146,7 @@ class QueueWorker:
         self.number, self._at_once = number, at_once
         self.link: WorkerLink | None = None  # None: starting or lost
         self.is_lost = False
+        self.is_answering = False  # the rest of published batches may become a task
         self.tasks: dict[int, QueueEntry] = {}  # in the order of sending
         self.segments: set[int] = set()
         self.held: dict[int, QueueEntry] = {}  # results without memory to write to
@@ -155,14 +156,15 @@ class QueueWorker:
         """True if the worker may get this task now.
 
         A worker that holds unplaced results takes only tasks those results may wait for: older batches, or, if it holds
-        no batch, a collate task. While it makes batches with a function of the user, it takes none: if it stops before
-        the last batch, that comes first, and a later task might wait for it.
+        no batch, a collate task. Batches that are published never wait for a later task, and none waits with them: if
+        the worker stops before the last one, the rest is the next task.
         """
         if not self.is_open or len(self.tasks) >= self._at_once:
             return False
         if entry.task.finish is Finish.SCAN:
             return True
-        if any(e.task.publishes for e in self.tasks.values()):
+        works = [e for e in self.tasks.values() if e.task.finish is not Finish.SCAN]
+        if self.is_answering or any(e.task.publishes or (entry.task.publishes and e.at > entry.at) for e in works):
             return False
         will_hold = any(e.task.place is None for e in self.tasks.values())
         held = (e for e in self.held.values() if e.task.finish.is_of_made or not entry.task.finish.is_of_made)
@@ -385,6 +387,7 @@ class TaskQueue:
     def _give(self, worker: QueueWorker, entry: QueueEntry) -> None:
         assert worker.link is not None
         task = entry.task
+        task.attempts += 1
         entry.worker, entry.asked = worker, entry.number
         worker.blocks.given(entry.number, entry.blocks, task.count, _now_s())
         worker.tasks[entry.number] = entry
@@ -470,10 +473,14 @@ class TaskQueue:
             if reply.copies and entry.task.place is not None:
                 _write(entry.task.place, reply)
             entry.answer(reply)
-        if entry.task.publishes:  # first the rest of its batches, which the answer may bring
-            asyncio.get_running_loop().call_soon(self._hand_out)
-        else:
-            self._hand_out()
+        if entry.task.publishes:
+            worker.is_answering = True
+            asyncio.get_running_loop().call_soon(self._answered, worker)  # after who waits for the answer
+        self._hand_out()
+
+    def _answered(self, worker: QueueWorker) -> None:
+        worker.is_answering = False
+        self._hand_out()
 
     def _on_lost(self, worker: QueueWorker, loss: Loss) -> None:
         if worker.is_lost or self._is_closed:

@@ -510,7 +510,7 @@ class PickledKeys(Part):
     """Keys in a task that are not of plain types."""
 
     blob: bytes
-    count: int
+    count: int = field()
 
     def open(self, memory: Memory) -> Iterator[list[object]]:
         yield memory.unpack(self.blob)

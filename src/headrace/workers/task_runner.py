@@ -194,6 +194,8 @@ class TaskRunner:
         order, reply, packed, waiting = result.order, result.reply, PackedEach(), list[object]()
         target = self._inputs.view(order.place) if order.publishes and order.place is not None else memoryview(b"")
         places = PublishedPlaces(target)
+        if len(target):
+            places.begin(order.attempt)
         began = time.perf_counter()
         lots, each = self._maker.make(chain, order, busy, order.each), order.each
         is_over = is_published = False

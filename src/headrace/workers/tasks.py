@@ -112,6 +112,7 @@ class Task:
         notes: For Finish.GROUP: details of each sample for the chain.
         failures: Errors of samples that ended too many workers, by index in the task.
         deaths: Number of workers that ended, by index of the sample.
+        attempts: Number of times that it was sent to a worker.
     """
 
     chain: int
@@ -131,6 +132,7 @@ class Task:
     notes: Sequence[tuple[int, ...]] = ()
     failures: dict[int, PackedError] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
+    attempts: int = 0
 
     @property
     def count(self) -> int:
@@ -264,6 +266,7 @@ class TaskMessage:
     first_number: int | None = None
     each: int = 0
     publishes: bool = False
+    attempt: int = 0
 
     is_answered: ClassVar[Literal[True]] = True
 
@@ -287,7 +290,8 @@ class TaskMessage:
             task.notes,
             task.first_number,
             task.each,
-            task.publishes and not task.deaths,
+            task.publishes,
+            task.attempts,
         )
 
     @property

@@ -46,7 +46,8 @@ class Assembly:
         self._missing: dict[int, int] = {}  # samples to come of batches that ended early
         self._next_delivery = 0
         self._sent = 0  # messages
-        self._pace = Pace(spec.batches.together, is_awaited=True)
+        is_one = spec.batches.publishes and not resources.works.shares_memory
+        self._pace = Pace(1 if is_one else spec.batches.together, is_awaited=True)
         self._use_slots = not spec.batches.publishes  # in tasks of several batches
         self._alone_before = 0  # batches before this one are made alone
         # The channel grants messages. Batches that need no message: several open ones need one, empty ones none.
@@ -228,7 +229,7 @@ class Assembly:
         else:
             self._finish(batch, delivery)
 
-    def made_early(self, batch: OpenBatch, reply: Reply, data: bytes) -> None:
+    def made_first(self, batch: OpenBatch, reply: Reply, data: bytes) -> None:
         """Deliver the first of several batches while a worker makes the others. `data` is copied to another slab."""
         del self._batches[batch.number]
         made = batch.split(reply.batches)
@@ -249,7 +250,7 @@ class Assembly:
         elif reply.kind == "failed":
             self._alone_before = max(self._alone_before, batch.number + batch.count)
         else:
-            self._pace.learn(done, batch.made_s, batch.nbytes)
+            self._pace.learn(batch.made_count, batch.made_s, batch.nbytes)
         if done < batch.count:
             self._put_back(batch.position, batch.parts, done * batch.size)
             self._without_message -= batch.count - max(1, done)

@@ -42,7 +42,8 @@ class OpenBatch:
         self.wanted = size  # samples needed: those up to the first known failure
         self.capacity = capacity
         self.count = 1  # batches
-        self.early = 0  # batches that were delivered before the others of their task
+        self.early_of_task = 0  # of several batches: those that were split off since their task began
+        self.made_count = 0  # and those that were made, all together
         self.state = BatchState.OPEN
         self.parts: dict[int, Part] = {}  # by slot; kept until the batch is made, for a retry
         self.made: dict[int, Part] = {}  # by slot; results for parts that another worker collates
@@ -122,7 +123,7 @@ class OpenBatch:
         made = OpenBatch(self.number, self.position, count * self.size, count * self.size)
         made.count, made.state, made.use_slots = count, BatchState.COLLATING, False
         made.arrived = made.seen = made.expected
-        self.early, self.count = self.early + count, self.count - count
+        self.early_of_task, self.count = self.early_of_task + count, self.count - count
         self.number, self.position = self.number + count, self.position + made.expected
         self.expected -= made.expected
         self.wanted = self.capacity = self.arrived = self.seen = self.expected
@@ -370,12 +371,12 @@ class BatchWork:
             reply = await self._make_some(batch, publishes=publishes)
             if not publishes or reply.kind != "written" or reply.batches >= batch.count:
                 break
-            # The others go next: if they waited with later ones, these might wait for them.
-            self._made_early(batch, reply)
+            # The others are the next task: if they waited with later ones, these might wait for them.
+            self._deliver_first(batch, reply)
         self._host.made_several(batch, reply)
 
     async def _make_some(self, batch: OpenBatch, *, publishes: bool) -> Reply:
-        """Let a worker make several batches, or the first of them. The reply is about those that are not early."""
+        """Let a worker make several batches, or the first of them. The reply is about those that were not split off."""
         spec, learned = self._spec, self._learned
         parts = [part.cut(0, part.count) for part in batch.parts.values()]
         finish = Finish.SLOTS if batch.use_slots else Finish.EACH
@@ -384,8 +385,8 @@ class BatchWork:
         self._position_map.place(task, batch.position, batch.expected)
         if batch.slab is not None:
             task.place = batch.slab.retain()
-        watch = _Watch(batch, task, self._made_early) if publishes else None
-        batch.early = 0
+        watch = _Watch(batch, task, self._deliver_first) if publishes else None
+        batch.early_of_task = 0
 
         async def find_slab(reply: Reply) -> Lease | None:
             if watch is not None:
@@ -402,17 +403,19 @@ class BatchWork:
             if watch is not None:
                 watch.end()
         batch.made_s += reply.took_s
-        batch.nbytes = batch.nbytes or reply.size
-        skipped = batch.early * batch.size
-        reply.batches, reply.pieces = reply.batches - batch.early, reply.pieces[batch.early :]
+        batch.made_count += reply.batches
+        batch.nbytes += reply.size
+        early = batch.early_of_task
+        skipped = early * batch.size
+        reply.batches, reply.pieces = max(0, reply.batches - early), reply.pieces[early:]
         reply.errors = [(slot - skipped, error) for slot, error in reply.errors if slot >= skipped]
         return reply
 
-    def _made_early(self, batch: OpenBatch, reply: Reply) -> None:
-        """Deliver the first of several batches, which are in its slab."""
-        if reply.batches > 0:
+    def _deliver_first(self, batch: OpenBatch, reply: Reply) -> None:
+        """Deliver the first of several batches, if any was made. They are in its slab."""
+        if reply.batches:
             assert batch.slab is not None
-            self._host.made_early(batch, reply, bytes(batch.slab.view[: end_of(reply.pieces)]))
+            self._host.made_first(batch, reply, bytes(batch.slab.view[: end_of(reply.pieces)]))
 
     async def _store(self, batch: OpenBatch, data: bytes) -> None:
         slab = await self._slab(batch, len(data))
@@ -428,7 +431,7 @@ class BatchWork:
             batch.end_with(first, batch.errors[first])
 
 
-_ROOM_BYTES = 2**16  # at least, for batches that are published
+_ROOM_BYTES = 2**17  # at least, for batches that are published
 _LOOK_S = 0.05
 
 
@@ -438,8 +441,8 @@ class _Watch:
     def __init__(self, batch: OpenBatch, task: Task, deliver: Callable[[OpenBatch, Reply], None]) -> None:
         assert batch.slab is not None
         self._batch, self._task, self._deliver = batch, task, deliver
-        self._seen, self._published = 0, PublishedPlaces(batch.slab.view)
-        self._published.clear()
+        self._places, self._seen = PublishedPlaces(batch.slab.view), (0, 0)  # (attempt, batches) at the last look
+        self._places.begin(0)
         self._look_later()
 
     def end(self) -> None:
@@ -449,13 +452,15 @@ class _Watch:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        if self._task.deaths:  # another worker writes to the same memory
-            return
-        batch, places = self._batch, self._published.read()
-        ready = min(self._seen, batch.early + batch.count - 1)  # the worker's reply delivers the last one
-        if ready > batch.early:
-            self._deliver(batch, Reply("written", batches=ready - batch.early, pieces=places[batch.early : ready]))
-        self._seen = len(places)  # of use at the next look: now other processors may not see all of their bytes
+        batch, attempt = self._batch, self._task.attempts
+        count = self._places.count(attempt)
+        if self._seen[0] == attempt:  # what came since then may not be visible here as a whole
+            early = batch.early_of_task
+            ready = min(self._seen[1], early + batch.count - 1)  # the worker's reply delivers the last one
+            if ready > early:
+                places = self._places.read(ready)[early:]
+                self._deliver(batch, Reply("written", batches=len(places), pieces=places))
+        self._seen = attempt, count
         self._look_later()
 
 
