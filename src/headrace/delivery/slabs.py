@@ -104,11 +104,17 @@ class Slabs:
                 self._waiting.remove(entry)
                 heapq.heapify(self._waiting)
 
+    def acquire_now(self, size: int) -> Lease:
+        """Return a slab without waiting, even beyond the budget. Raises MemoryError as `acquire` does."""
+        segment = self._find(size, lambda: True)
+        assert segment is not None
+        return self._lease(segment)
+
     def hand_out(self, lease: Lease) -> None:
         self._out[lease.segment.number] = lease
 
     def retire(self, number: int) -> None:
-        """Never reuse a slab: a forked process has views of it, whose end cannot be observed."""
+        """Never reuse a slab: a forked process has views of it, whose end cannot be observed; or it is too large."""
         if number in self._out:
             self._retired.add(number)
 
@@ -297,6 +303,9 @@ class Arrived(NamedTuple):
     error: PackedError | None = None
 
 
+_COPIED_BYTES = 2**20
+
+
 class BatchOpener:
     def __init__(self, views: Views) -> None:
         self._views = views
@@ -326,13 +335,16 @@ class BatchOpener:
         return arrived
 
     def _each(self, message: ChunkDelivery) -> Iterator[Callable[[], object]]:
-        """Copy the batches of a message. Returns functions that open them."""
+        """Copy the batches of a message, or open them if they are large. Returns functions that give them."""
         places = [outcome for outcome in message.outcomes if not isinstance(outcome, RaisedError)]
         if not places:
             return iter(())
         whole = message.slots
         if whole is None:
-            return unpack_each(self._views.copied(message.segment, end_of(places)), places)
+            if end_of(places) <= _COPIED_BYTES:
+                return unpack_each(self._views.copied(message.segment, end_of(places)), places)
+            with self._views.read(message.segment, is_small=False) as view:
+                return iter([_opened_now(open_one) for open_one in unpack_each(view.data, places)])
         spec = self._spec(whole.blob)
         slab = np.frombuffer(self._views.copied(message.segment, spec.nbytes(whole.capacity)), np.uint8)
         return (
@@ -381,6 +393,13 @@ def _raise(raised: RaisedError) -> NoReturn:
     if raised.note:
         error.add_note(raised.note)
     raise error
+
+
+def _opened_now(open_one: Callable[[], object]) -> Callable[[], object]:
+    try:
+        return [open_one()].pop  # gives up its reference
+    except Exception as error:
+        return partial(_raise_again, error)
 
 
 def _raise_again(error: Exception) -> NoReturn:

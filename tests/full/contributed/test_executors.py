@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ from full.contributed.documented import PipeExecutor
 import headrace as hr
 from headrace.testing import ExecutorContract
 from headrace.workers.executor import Executor
+
+
+@pytest.fixture(autouse=True)
+def path_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of other programs find the modules of the tests."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
 class TestPipes(ExecutorContract):

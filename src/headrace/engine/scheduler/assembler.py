@@ -7,6 +7,7 @@ from functools import partial
 
 from anyio.abc import TaskGroup
 
+from headrace._util.shared_memory import LARGE_BYTES
 from headrace.delivery.channel import ChunkDelivery, Delivery, RaisedError, Sender
 from headrace.engine.scheduler.batch_work import BatchState, BatchWork, OpenBatch
 from headrace.engine.scheduler.dispatch import Dispatch, Pace, Pile, TaskPool
@@ -229,14 +230,23 @@ class Assembly:
         else:
             self._finish(batch, delivery)
 
-    def made_first(self, batch: OpenBatch, reply: Reply, data: bytes) -> None:
+    def made_first(self, batch: OpenBatch, reply: Reply) -> None:
+        """Deliver the first of several batches, with their slab."""
+        made = self._split(batch, reply)
+        made.slab, batch.slab = batch.slab, None
+        self.stored(made)
+
+    def made_early(self, batch: OpenBatch, reply: Reply, data: bytes) -> None:
         """Deliver the first of several batches while a worker makes the others. `data` is copied to another slab."""
+        self._work.store(self._split(batch, reply), data)
+
+    def _split(self, batch: OpenBatch, reply: Reply) -> OpenBatch:
         del self._batches[batch.number]
         made = batch.split(reply.batches)
         made.places, made.errors = reply.pieces, dict(reply.errors)
         self._batches[made.number], self._batches[batch.number] = made, batch
         self._without_message -= 1
-        self._work.store(made, data)
+        return made
 
     def stored(self, batch: OpenBatch) -> None:
         batch.state = BatchState.READY
@@ -376,6 +386,8 @@ class Assembly:
         if slab is not None and any(type(outcome) is tuple for outcome in outcomes):
             segment = slab.segment.number
             self._slabs.hand_out(slab)
+            if slab.size > LARGE_BYTES:  # of one large sample: not kept for others
+                self._slabs.retire(segment)
         else:
             batch.release_slab()
         if not outcomes:

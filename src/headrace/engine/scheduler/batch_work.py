@@ -365,14 +365,17 @@ class BatchWork:
             batch.nbytes = learned.form_size * -(-batch.capacity // learned.form_capacity)  # or a little less
             learned.batch_bytes = max(learned.batch_bytes, batch.nbytes)
         publishes = self._publishes and not batch.use_slots
-        if room := max(learned.batch_bytes, _ROOM_BYTES if publishes else 0):
+        room = max(learned.batch_bytes, _ROOM_BYTES if publishes else 0)
+        if room:
             await self._slab(batch, room)
         while True:
             reply = await self._make_some(batch, publishes=publishes)
             if not publishes or reply.kind != "written" or reply.batches >= batch.count:
                 break
-            # The others are the next task: if they waited with later ones, these might wait for them.
-            self._deliver_first(batch, reply)
+            # The others are the next task, at once: if they waited with later ones, these might wait for them.
+            if reply.batches:
+                self._host.made_first(batch, reply)
+                batch.slab = self._slabs.acquire_now(room)
         self._host.made_several(batch, reply)
 
     async def _make_some(self, batch: OpenBatch, *, publishes: bool) -> Reply:
@@ -385,7 +388,7 @@ class BatchWork:
         self._position_map.place(task, batch.position, batch.expected)
         if batch.slab is not None:
             task.place = batch.slab.retain()
-        watch = _Watch(batch, task, self._deliver_first) if publishes else None
+        watch = _Watch(batch, task, self._deliver_early) if publishes else None
         batch.early_of_task = 0
 
         async def find_slab(reply: Reply) -> Lease | None:
@@ -393,7 +396,7 @@ class BatchWork:
                 watch.end()
             if batch.use_slots:  # the worker does not know the spec yet
                 return None
-            if spec.wants_place(reply.size, batch.expected):
+            if spec.wants_place(reply.size, batch.size):
                 learned.batch_bytes = max(learned.batch_bytes, reply.size)
             return (await self._slab(batch, reply.size)).retain()
 
@@ -411,11 +414,10 @@ class BatchWork:
         reply.errors = [(slot - skipped, error) for slot, error in reply.errors if slot >= skipped]
         return reply
 
-    def _deliver_first(self, batch: OpenBatch, reply: Reply) -> None:
-        """Deliver the first of several batches, if any was made. They are in its slab."""
-        if reply.batches:
-            assert batch.slab is not None
-            self._host.made_first(batch, reply, bytes(batch.slab.view[: end_of(reply.pieces)]))
+    def _deliver_early(self, batch: OpenBatch, reply: Reply) -> None:
+        """Deliver copies of the first of several batches, as the worker writes the others to the same slab."""
+        assert batch.slab is not None
+        self._host.made_early(batch, reply, bytes(batch.slab.view[: end_of(reply.pieces)]))
 
     async def _store(self, batch: OpenBatch, data: bytes) -> None:
         slab = await self._slab(batch, len(data))
