@@ -288,7 +288,7 @@ def test_plan_knows_when_each_sample_has_come_where_there_is_no_end(right: hr.St
         (lambda a: a.repeat().concat(a), "input 0 of .concat.. has no end"),
         (lambda a: a.interleave(a.repeat()).repeat(2), "no end; bound it"),
         (lambda a: a.interleave(a, block=0), "block=0 must be a whole number, 1 or more"),
-        (lambda a: a.interleave(a).shuffle("shards"), "by='window' is left"),
+        (lambda a: a.interleave(a).shuffle("shards"), "by='shards' must be 'window' for samples that"),
         (lambda a: a.repeat().zip(a.repeat()).slice(3), "no end; bound it"),
         (lambda a: Words().shuffle().concat(a)[0], "shuffle or draw what comes of them"),
     ],
@@ -444,7 +444,7 @@ def test_keys_are_those_of_the_source_or_of_the_step_that_makes_them() -> None:
         (lambda a, b: a.join(hr.from_iterable([1]), "id"), r"input 1 of \.join\(\): samples have no numbers"),
         (lambda a, b: a.join({1: 1}, "id"), r"input 1 of \.join\(\)={1: 1} must be a stream"),
         (lambda a, b: len(a.join(b.take(1), ("id", "other"))), r"no key that both inputs have: .* 1, 2 and '1'"),
-        (lambda a, b: len(b.join(b, "other")), r"key other='1' must be that of one sample of input 1"),
+        (lambda a, b: len(b.join(b, "other")), r"key other='1' must be unique in input 1"),
         (lambda a, b: len(a.join(b, "list")), r"must be a number, a text or bytes"),
         (
             lambda a, b: [*a.map(lambda sample: {"id": sample["id"] * 10}).join(b, "id")],

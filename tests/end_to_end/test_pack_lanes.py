@@ -338,7 +338,7 @@ SOME = texts().filter(is_kept)
 MASKED = hr.from_map([{"input_ids": [1, 2], "mask": [1]}])
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: first_of(SOME.pack(8), ranks=TWO), r"put \.epoch\(samples=N\) after"),
-    (lambda: first_of(texts().pack(8).epoch(samples=10), ranks=TWO), r"have \.epoch\(samples=8\)"),
+    (lambda: first_of(texts().pack(8).epoch(samples=10), ranks=TWO), r"multiple of 4 sequences, not 10.*\(samples=8\)"),
     (lambda: first_of(texts().pack(8), in_order=False), r"in_order=False and \.pack\(8, concat\)"),
     (lambda: first_of(texts().pack(8), exclude=hr.Exclude(steps=[(3, 4)])), "exclude documents by their numbers"),
     (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),

@@ -350,7 +350,7 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
 
 UNEVEN = {"a": torch.zeros(3), "b": torch.zeros(2)}
 WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
-    (lambda data: data.flat_map(listed).shuffle("global"), hr.OptionError, "by='window' is left"),
+    (lambda data: data.flat_map(listed).shuffle("global"), hr.OptionError, "by='global' must be 'window' for"),
     (lambda data: data.flat_map(listed).sample([1]), hr.OptionError, r"numbers of the source"),
     (lambda data: hr.DataLoader(data.filter(bool).take(3).filter(bool), in_order=False), hr.OptionError, r"\.take"),
     (lambda data: hr.DataLoader(data.flat_map(listed), in_order=False), hr.OptionError, r"and \.flat_map\(listed\)"),

@@ -64,9 +64,11 @@ def test_warnings_filters_are_equal_in_order_patterns_and_lines() -> None:
     class Own(UserWarning):
         """A category that no worker can import."""
 
+    unloadable = type("Unloadable", (str,), {"__reduce__": lambda _: (__import__, ("no_such_module",))})
     with warnings.catch_warnings():
         warnings.resetwarnings()
         warnings.simplefilter("ignore", Own)
+        warnings.filters.insert(0, ("ignore", unloadable(), UserWarning, None, 0))  # type: ignore[attr-defined]
         warnings.filterwarnings("once", "a(b|c)", FutureWarning, "d.*", 12)
         warnings.simplefilter("error", DeprecationWarning, append=True)
         warnings.filters.insert(0, ("ignore", None, ResourceWarning, "exactly", 0))  # type: ignore[attr-defined]

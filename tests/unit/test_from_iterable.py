@@ -67,5 +67,5 @@ def test_second_epoch_of_an_iterator_is_an_error() -> None:
     for data in (*once, hr.from_iterable(lambda: used_up)):
         with hr.DataLoader(data, batch_size=4) as loader:
             assert lists(loader) == [[0, 1, 2, 3], [4]]
-            with pytest.raises(hr.OptionError, match="as one ends with its epoch"):
+            with pytest.raises(hr.OptionError, match="an earlier loop has used up its samples"):
                 list(loader)

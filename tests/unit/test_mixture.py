@@ -339,7 +339,7 @@ def mix_two(**options: Any) -> hr.Stream:
     return hr.mix({"a": numbers(50), "b": numbers(50)}, **options)
 
 
-UNNUMBERED = "no numbers before they are read; (.|\n)*samples are counted as they come"
+UNNUMBERED = "no numbers before they are read; (.|\n)*samples are counted as they come instead"
 TWO_STEPS = lambda step: {"a": 1, "b": 1} if step < 2 else {"a": 1}
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.mix({"good": numbers(5), "bad": Counting()}), UNNUMBERED),
@@ -349,7 +349,9 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: mix_two(weights={"a": 1, "b": 1, "c": 1}), "a number for each of a, b"),
     (lambda: mix_two(weights={"a": 1, "b": -1}), r"weights.'b'.=-1 must be a finite number, 0 or more"),
     (lambda: mix_two(weights={"a": 1, "b": float("nan")}), "finite"),
-    (lambda: mix_two(weights={"a": 1, "b": "2"}), "'2'"),
+    (lambda: mix_two(weights={"a": [1], "b": [2]}), r"weights\['a'\]=\[1\] must be a finite number"),
+    (lambda: mix_two(weights={"a": "1", "b": 2}), r"weights\['a'\]='1' must"),
+    (lambda: len(mix_two(weights={"a": 1, "b": 0}, until="all")), r"weight of source 1=0 must be above 0"),
     (lambda: mix_two(weights={"a": 0, "b": 0}), "one of them above 0"),
     (lambda: mix_two(weights=[1, 2]), "a function of the step"),
     (lambda: mix_two(by="lines"), "by='lines'"),
@@ -361,7 +363,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.mix({}), "by their names"),
     (lambda: hr.mix([numbers(3)]), "by their names"),  # type: ignore[arg-type]
     (lambda: hr.mix({1: numbers(3)}), "by their names"),  # type: ignore[dict-item]
-    (lambda: mix_two(until="forever").shuffle("global"), "by='window' is left"),
+    (lambda: mix_two(until="forever").shuffle("global"), "by='global' must be 'window' for"),
     (lambda: mix_two(until="forever").repeat(2), "has no end"),
     (lambda: mix_two(until="forever").slice(3, 5), "has no end"),
     (lambda: mix_two(until="forever").sample(), "has no end"),

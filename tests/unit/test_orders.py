@@ -226,14 +226,14 @@ def test_drawn_positions_are_those_of_the_other_order() -> None:
 
 
 @pytest.mark.parametrize(("count", "weights", "replacement", "message"), [
-    (5, None, False, "count=5 must be at most 4"),
+    (5, None, False, "at most 4, the number of samples, unless replacement=True"),
     (2, [1, 2, 3], True, r"shape \(3,\), and the stream has 4"),
     (2, [[1, 2, 3, 4]], True, r"shape \(1, 4\)"),
     (2, [1, -2, 3, 4], True, r"weights\[1\]=-2.0 must"),
     (2, [1, 2, math.nan, 4], True, r"weights\[2\]=nan must"),
     (2, [1, 2, 3, math.inf], False, r"weights\[3\]=inf must"),
     (2, [0, 0, 0, 0], True, "one of them above 0"),
-    (3, [1, 0, 0, 4], False, "count=3 must be at most 2, the samples that have a weight"),
+    (3, [1, 0, 0, 4], False, "count=3 must be at most 2, the number of samples that have a weight"),
 ])  # fmt: skip
 def test_impossible_draw_is_an_error(count: int, weights: list[float] | None, replacement: bool, message: str) -> None:
     with pytest.raises(OptionError, match=message):

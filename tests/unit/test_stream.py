@@ -67,7 +67,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: tars().map(3), "fn=3 must be a function"),  # type: ignore[arg-type]
     (lambda: tars().filter(None), "fn=None must be a function"),  # type: ignore[arg-type]
     (lambda: tars().decode("rgb9"), "spec='rgb9'"),
-    (lambda: tars().batch(2).shuffle("global"), "by='window' is left"),
+    (lambda: hr.from_iterable([1, 2]).shuffle("global"), "'window' for samples that are made of others, have an order"),
     (lambda: hr.stream("memory://a/b.bin"), "b.bin has no format"),
     (lambda: hr.stream("memory://a/b.tar", format="rar"), "format='rar'"),
     (lambda: hr.stream([]), "must be an address, a pattern like"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeGuard, TypeVar
 
 from headrace._util.functions import is_async, name_of
@@ -104,21 +104,6 @@ def whole_numbers(name: str, values: ArrayLike, stop: int = 2**63, count: int | 
     if len(outside):
         raise invalid(f"{name}[{outside[0]}]", int(given[outside[0]]), f"a whole number, 0 or more, below {stop}")
     return given.astype(np.int64)
-
-
-def weights(name: str, values: ArrayLike, keys: Sequence[object] = ()) -> None:
-    """Check finite numbers, none below 0, one above. `keys` name them in errors; without keys their places do."""
-    import numpy as np
-
-    given = np.asarray(values)
-    if given.dtype.kind not in "iufb":
-        raise invalid(name, dict(zip(keys, given, strict=True)) if keys else given, "numbers")
-    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
-    if len(wrong):
-        key = keys[wrong[0]] if keys else int(wrong[0])
-        raise invalid(f"{name}[{key!r}]", given[wrong[0]].item(), "a finite number, 0 or more")
-    if len(given) and not given.any():
-        raise invalid(name, given, "numbers, one of them above 0")
 
 
 def size(name: str, value: object) -> None:

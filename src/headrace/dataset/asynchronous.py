@@ -90,7 +90,8 @@ def shard_info() -> ShardInfo:
     """
     asked = running_shard.get()
     if asked is None:
-        raise check.lacking("hr.shard_info()", "the aiter() of an epoch, or a task or thread with its context")
+        needed = "a call inside the aiter() that a loader runs, or in a task or thread with its context"
+        raise check.lacking("hr.shard_info()", needed)
     asked.is_asked = True
     return asked.info
 

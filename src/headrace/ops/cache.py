@@ -107,7 +107,7 @@ def _check_step(step: Step, *, has_version: bool) -> None:
         if not has_version:
             raise not_told(error) from error
     if step.random and found.draws is not None:
-        raise refusal("same results", _CALL, f"the random numbers ({found.draws})", of=step.name)
+        raise refusal("same results", _CALL, f"{step.name}, which draws random numbers ({found.draws})")
 
 
 def _told_of(source: SampleSource, *, has_version: bool) -> bytes:

@@ -219,7 +219,7 @@ def check_apart(streams: Sequence[Stream], call: str) -> None:
     fork = next((fork for fork, count in forks.items() if count > 1), None)
     if fork is not None:
         same = [str(k) for k, some in enumerate(within) if fork in some]
-        raise refusal("separate inputs", call, "one .fork()", of=f"inputs {' and '.join(same)}")
+        raise refusal("separate inputs", call, "branches of one .fork()", of=f"inputs {' and '.join(same)}")
 
 
 def forks_of(stream: Stream) -> list[str]:

@@ -42,10 +42,9 @@ def join(inputs: Sequence[object], *, on: object) -> Stream:
         return Stream(FirstComeDataset(streams))
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
-        if (advice := stream.pipeline().source.only_in_order) is not None:
-            raise refusal(
-                "random access", ".join()", stream.pipeline().source.name, of=f"input {number}", remedy=advice
-            )
+        source = stream.pipeline().source
+        if source.only_in_order is not None:
+            raise refusal("random access", ".join()", source.name, of=f"input {number}", remedy=source.only_in_order)
     spec = JoinSpec.of(left, right, on)
     pairs = in_tuples(spec)
     if not any(spec.changing):
@@ -67,7 +66,7 @@ class Matches:
         by_key: dict[Hashable, int] = {}
         for place, key in enumerate(right):
             if key is not None and by_key.setdefault(key, place) != place:
-                needed = "that of one sample of input 1; if it may come several times, that stream comes first"
+                needed = "unique in input 1; if it may come several times, that stream comes first"
                 raise check.invalid(f".join(): key {self._on[1]}", key, needed)
         pairs = [(place, by_key[key]) for place, key in enumerate(left) if key is not None and key in by_key]
         if not pairs:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from headrace._util import check
@@ -113,13 +115,13 @@ def _as_they_come(
     check_apart(streams, "hr.mix")
     for name, pipeline in pipelines.items():
         check_within(f"source {name!r}", pipeline, "hr.mix")
-    if by != "samples" or until not in (None, "first") or not isinstance(weights, Mapping):
+    if by != "samples" or until not in (None, "first") or weights is None or callable(weights):
         try:
             for name, pipeline in pipelines.items():
                 check_input(f"source {name!r}", pipeline, "hr.mix")
                 _check_repeats(f"source {name!r}", pipeline)
         except OptionError as why:
-            why.add_note("samples are counted as they come with weights= of numbers, by='samples' and until='first'")
+            why.add_note("With numeric weights=, by='samples', until='first', samples are counted as they come instead")
             raise
     shares = checked_weights(list(pipelines), weights)
     names = list(pipelines)
@@ -272,7 +274,7 @@ class MixSpec(CombinedSpec):
         given = self.lengths.get(name)
         lengths, starts = source.lengths() if given is None else given, source.starts
         if len(lengths) != starts[-1]:
-            raise check.unequal(f"lengths= of {label}", len(lengths), "it", f"{starts[-1]} documents")
+            raise check.unequal(f"lengths= of {label}", f"{len(lengths)} values", label, f"{starts[-1]} documents")
         return lambda places: lengths[starts[places.shards] + places.rows]
 
     @cached_property
@@ -320,9 +322,12 @@ def checked_weights(names: Sequence[str], weights: object, when: str = "") -> li
     """Return the weights in the order of the sources."""
     if not isinstance(weights, Mapping) or set(weights) != set(names):
         raise check.invalid(f"hr.mix(): weights{when}", weights, f"a number for each of {', '.join(names)}")
-    given = [weights[name] for name in names]
-    check.weights(f"hr.mix(): weights{when}", given, names)
-    return [weight if type(weight) is int else float(weight) for weight in given]
+    for name, weight in weights.items():
+        if not isinstance(weight, (int, float, np.integer, np.floating)) or not math.isfinite(weight) or weight < 0:
+            raise check.invalid(f"hr.mix(): weights{when}[{name!r}]", weight, "a finite number, 0 or more")
+    if not any(weights.values()):
+        raise check.invalid(f"hr.mix(): weights{when}", weights, "numbers, one of them above 0")
+    return [weight if type(weight) is int else float(weight) for weight in (weights[name] for name in names)]
 
 
 def _check_arguments(streams: object, weights: object, by: object, until: object, step: object) -> None:
@@ -347,7 +352,7 @@ def _checked_lengths(streams: Mapping[str, object], by: str, lengths: object) ->
         raise check.lacking("lengths=", "by='tokens'")
     if not isinstance(lengths, Mapping) or not {*lengths} <= {*streams}:
         raise check.invalid("hr.mix(): lengths", lengths, f"a dict of an array for each of {', '.join(streams)}")
-    return {name: checked_lengths(given, f"lengths[{name!r}] of hr.mix") for name, given in lengths.items()}
+    return {name: checked_lengths(given, f"hr.mix(): lengths[{name!r}]") for name, given in lengths.items()}
 
 
 def _check_repeats(label: str, pipeline: Pipeline) -> None:

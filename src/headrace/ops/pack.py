@@ -38,7 +38,7 @@ def pack(
     length = check.whole(".pack(): length", length, 1)
     check.one_of(".pack(): method", method, ("concat", "best_fit"))
     names = (tokens, fields) if isinstance(fields, str) else (tokens, *fields)
-    check.names(".pack(): tokens, fields and those that it adds", (*names, *_IDS))
+    check.names(".pack(): names of fields, with document_ids and position_ids", (*names, *_IDS))
     pads = dict(pad_value) if isinstance(pad_value, Mapping) else {tokens: pad_value}
     for name, pad in pads.items():
         check.one_of(".pack(): field of pad_value", name, names)
@@ -117,7 +117,7 @@ def checked_lengths(lengths: ArrayLike, name: str) -> Ints:
         name: Name of the argument, for errors.
     """
     given = check.whole_numbers(name, lengths, _TOKENS_MOST)
-    check.number(f"{name}, in all", float(given.astype(np.float64).sum()), most=_TOKENS_MOST)
+    check.number(f"sum of {name}", float(given.astype(np.float64).sum()), most=_TOKENS_MOST)
     return given
 
 

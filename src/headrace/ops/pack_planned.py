@@ -82,8 +82,8 @@ class PackDataset(MadeDataset):
     def lengths(self) -> Ints:
         """Token count of each document, by its number in the source."""
         lengths = self.inner.lengths() if self.given is None else self.given
-        if len(lengths) != self.inner.count():
-            raise check.unequal(".pack(): lengths", len(lengths), "the stream", f"{self.inner.count()} documents")
+        if len(lengths) != (count := self.inner.count()):
+            raise check.unequal(".pack(): lengths", f"{len(lengths)} values", "the stream", f"{count} documents")
         return lengths
 
     def __len__(self) -> int:

@@ -89,7 +89,7 @@ def _in_passes(inputs: Sequence[Stream], *, operator: EpochOperator) -> Stream:
     if not pipeline.is_in_passes and (samples is not None or not is_regrouped):
         return stream._with(operator)
     if pipeline.packing is not None:
-        raise refusal("documents", f".{operator.text}", f".{pipeline.packing.text}")
+        raise refusal("passes", f".{operator.text}", f".{pipeline.packing.text}")
     from headrace.dataset.stream import Stream
     from headrace.ops.nested_loader import TurnsDataset, check_within, one_after_the_other
 

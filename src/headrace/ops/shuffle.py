@@ -12,7 +12,7 @@ from headrace._util import check
 from headrace._util.functions import as_it_is
 from headrace.ops.operator import EachSample, GroupOperator, PassOperator
 from headrace.order.orders import Order, ShuffledOrder
-from headrace.pipeline.pipeline import MADE_SAMPLES, refusal
+from headrace.pipeline.pipeline import refusal
 from headrace.workers.randomness import rng
 from headrace.workers.tasks import Step
 
@@ -67,7 +67,8 @@ class Shuffle(PassOperator):
             builder.add_to_order(self)
             return
         if self.by not in ("auto", "window"):
-            raise refusal("source's samples", f".{self.text}", MADE_SAMPLES, remedy="by='window' is left")
+            samples = "samples that are made of others, have an order of their own or are shuffled already"
+            raise check.invalid(".shuffle(): by", self.by, f"'window' for {samples}")
         from headrace.ops.batch import EvenBatcher
 
         is_batched = builder.has_batches

@@ -215,7 +215,8 @@ class MixLayout:
         if self._shares.parts is not None:
             never = [k for k, part in enumerate(self._shares.parts) if self.sizes[k] and not part]
             if until == "all" and never:
-                raise check.invalid(f"weights[{never[0]}]", 0, "above 0: with until='all' each source comes in full")
+                needed = "above 0: with until='all' each source comes in full"
+                raise check.invalid(f"hr.mix(): weight of source {never[0]}", 0, needed)
             stop = 1
             while not is_over(stop):
                 stop *= 2

@@ -36,13 +36,12 @@ class DrawnOrder(UnwindowedOrder):
         self._inner, self._replacement, self._key = inner, replacement, draw("drawn", *key)
         self._sums: Floats | None = None
         self._chosen: Ints | None = None
-        there = inner.count
+        there, things = inner.count, "number of samples"
         if weights is not None:
             weights = _checked(weights, inner.count)
-            there = int(np.count_nonzero(weights))
+            there, things = int(np.count_nonzero(weights)), "number of samples that have a weight"
         if count > there and (not replacement or not there):
-            having = "" if weights is None else " that have a weight"
-            raise check.invalid(".sample(): count", count, f"at most {there}, the samples{having}; or replacement=True")
+            raise check.invalid(".sample(): count", count, f"at most {there}, the {things}, unless replacement=True")
         if weights is None or not count:
             return
         if replacement:
@@ -106,5 +105,9 @@ def _checked(weights: Floats, count: int) -> Floats:
     weights = np.asarray(weights, np.float64)
     if weights.shape != (count,):
         raise check.unequal(".sample(): weights", f"the shape {weights.shape}", "the stream", f"{count} samples")
-    check.weights(".sample(): weights", weights)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if len(wrong):
+        raise check.invalid(f".sample(): weights[{wrong[0]}]", weights[wrong[0]].item(), "a finite number, 0 or more")
+    if count and not weights.any():
+        raise check.invalid(".sample(): weights", weights, "numbers, one of them above 0")
     return weights

@@ -10,7 +10,7 @@ from headrace._util.functions import is_async
 from headrace.dataset.source import KeepsKey, SampleSource
 from headrace.errors import printable
 from headrace.ops.operator import EachSample, GroupOperator, Operator, OrderOperator, PassOperator
-from headrace.pipeline.pipeline import MADE_SAMPLES, Ordering, Pipeline, Regroup, refusal
+from headrace.pipeline.pipeline import Ordering, Pipeline, Regroup, refusal
 from headrace.torch_compat.collate_by_torch import for_workers
 from headrace.workers.tasks import Step
 
@@ -154,7 +154,8 @@ class PipelineBuilder:
                 self.limit_samples(most)
             return
         if self.is_in_epoch or not self.is_single or not (self.is_counted or operator.is_behind_filters):
-            raise refusal("source's samples", f".{operator.text}", MADE_SAMPLES)
+            made = ".filter(), .flat_map(), .enumerate(), .repeat(), .epoch(), batches, their limits, or another order"
+            raise refusal("source's samples", f".{operator.text}", made)
         self.add_to_order(operator)
 
     def add_to_order(self, operator: OrderOperator) -> None:

@@ -335,9 +335,6 @@ def _limit_names(limit: int | None) -> tuple[str, ...]:
     return () if limit is None else (f"take({limit})",)
 
 
-MADE_SAMPLES = ".filter(), .flat_map(), .enumerate(), .repeat(), .epoch(), batches, their limits, or another order"
-"""The operators after which samples no longer are those of the source, for `refusal`."""
-
 _BEFORE = "put {call} before {cause}"
 _BOUND = "bound it first, by .take(n) or .epoch(samples=N)"
 
@@ -353,11 +350,12 @@ NEEDS = {  # need: why the operator needs it, and what to do
     "known number": ("the number of samples is known only after they are read", "put it after {call}"),
     "lasting numbers": ("samples have other numbers in each epoch, or those of several inputs", "put {call} before it"),
     "numbers": ("samples have no numbers before they are read", "make an index: headrace index URL…"),
+    "passes": ("{cause} packs documents while they are read, and cannot begin again in an epoch", _BEFORE),
     "positions": ("samples would have other positions in the epoch", _BEFORE),
     "random access": ("samples are read in another order than they are stored in", _BEFORE),
     "same documents": ("each epoch would have other documents, or another number of sequences", _BEFORE),
-    "same results": ("{call} would repeat them in each epoch", "put {cause} after {call}, or set random=False in it"),
-    "separate inputs": ("samples would be read once for each branch", "combine branches by .zip() of them alone"),
+    "same results": ("{call} would repeat them in each epoch", "put that step after {call}, or set random=False in it"),
+    "separate inputs": ("samples would be read once for each branch", "zip them first, or give the stream itself"),
     "single samples": ("{call} takes single samples", _BEFORE),
     "source's samples": ("it goes by the numbers of the source's samples", "put it before them"),
     "steady order": ("pairs have the stored order of the left samples", "put {cause} after {call}"),

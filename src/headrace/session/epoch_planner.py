@@ -149,7 +149,7 @@ class NextEpoch:
         plan = self.plan()
         received = plan.received()
         if batches not in (None, received.batches):
-            raise check.invalid("state_dict(): batches", batches, f"{received.batches}, as no other has been given")
+            raise check.invalid("state_dict(): batches", batches, f"{received.batches}: no batch was returned since")
         loaded = self._loaded
         if loaded is not None and loaded.packed is not None and self.skip == loaded.state.skip:
             return copy.deepcopy(loaded.packed)
@@ -223,7 +223,8 @@ class NextEpoch:
         settings = self._settings
         size = self._kept_step or settings.global_batch_size or settings.batch_size * ranks.world
         if size < ranks.world:
-            raise check.too_few(f"hr.Ranks(global_batch_size={size})", ranks.world, "make it larger")
+            things = f"{size} samples in a step by hr.Ranks(global_batch_size={size})"
+            raise check.too_few(things, ranks.world, "make it larger")
         return size
 
     def plan(self) -> EpochPlan:
@@ -262,7 +263,7 @@ class NextEpoch:
         )
         _check_last_steps(begin, steps)
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
-            raise few_left(steps.left, ranks.world)
+            raise few_left(steps.left % ranks.world, ranks.world)
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size

@@ -274,7 +274,7 @@ def check_packing(pipeline: Pipeline, settings: Settings, shared: Steps | None, 
         raise check.conflict(call, "exclude= of steps", "exclude documents by their numbers")
     if shared is not None and any(shared.last):
         whole = shared.end // shared.size * shared.size
-        needed = f"whole steps of {shared.size} of all {shared.end} sequences, as ranks have rows of their own"
+        needed = f"a multiple of {shared.size} sequences, not {shared.end}, as each rank has rows of its own"
         raise check.lacking(call, f"{needed}: have .epoch(samples={whole}), or hr.Ranks(last_batch='drop')")
 
 

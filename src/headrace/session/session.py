@@ -122,7 +122,7 @@ class Streaming:
         """Raise OptionError if ranks' batches of a step may differ in size and `last_batch` is not set."""
         if (ranks is None or ranks.last_batch is None) and self._current is not None and not self._current.is_even:
             raise check.lacking(
-                "gather and gather_for_metrics of Accelerate",
+                "Accelerate's gather",
                 f"batches of one size on all {self._current.world} ranks, also at the end of an epoch: give "
                 "hr.Ranks(last_batch='drop'), which skips that step, or 'pad', which repeats samples; or 'short', and "
                 "gather by gather_for_metrics(…, use_gather_object=True), or pad_across_processes",

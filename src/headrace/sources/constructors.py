@@ -349,12 +349,14 @@ def from_iterable(
     Raises:
         OptionError: `iterable` is neither an iterable nor a function, or an iterator without `one_epoch=True`.
     """
-    from headrace.sources.synchronous import FromIterable, ResumableIterable, is_iterator, makes_one, of_one_epoch
+    from headrace.sources.synchronous import FromIterable, ResumableIterable, is_iterator, makes_one
     from headrace.torch_compat.stateful import is_stateful
 
     if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
         raise check.invalid("hr.from_iterable(): iterable", iterable, "an iterable, or a function that returns one")
     if not one_epoch and not makes_one(iterable) and is_iterator(iterable):
-        raise of_one_epoch(iterable)
+        needed = "a function that returns a new iterator, as in hr.from_iterable(lambda: …), as one ends with its epoch"
+        remedy = "or give one_epoch=True, and loop once"
+        raise check.invalid("hr.from_iterable(): iterable", iterable, f"{needed}; {remedy}")
     is_resumable = is_stateful(iterable) and not makes_one(iterable)
     return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by, one_epoch=one_epoch))

@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio.to_thread
 
-from headrace._util import check
 from headrace._util.context import running_reader
 from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, RanksBy
 from headrace.errors import OptionError
@@ -64,7 +63,10 @@ class FromIterable(AsyncIterableDataset):
         samples: Iterator[object] = iter(iterable() if makes_one(iterable) else iterable)
         is_over = inspect.isgenerator(samples) and inspect.getgeneratorstate(samples) == inspect.GEN_CLOSED
         if is_over or (self.one_epoch and self._is_begun):
-            raise of_one_epoch(iterable)
+            raise OptionError(
+                f"hr.from_iterable({iterable!r:.200}): an earlier loop has used up its samples. For more than one "
+                "epoch give a function that returns a new iterator: hr.from_iterable(lambda: …)"
+            )
         self._is_begun = True
         return samples
 
@@ -110,11 +112,6 @@ class ResumableIterable(FromIterable):
 def is_iterator(iterable: object) -> bool:
     """True if `iter` returns the object itself, so that a second epoch has no samples."""
     return hasattr(iterable, "__next__") and iter(iterable) is iterable  # type: ignore[call-overload]
-
-
-def of_one_epoch(iterable: object) -> OptionError:
-    needed = "a function that returns a new iterator, as in hr.from_iterable(lambda: …), as one ends with its epoch"
-    return check.invalid("hr.from_iterable(): iterable", iterable, f"{needed}; or give one_epoch=True, and loop once")
 
 
 def makes_one(iterable: object) -> bool:

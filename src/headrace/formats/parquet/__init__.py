@@ -1,1 +1,1 @@
-"""Reads Parquet: parses footers, page indexes and page headers, and decodes columns with pyarrow."""
+"""Reads Parquet: parses footers and page headers, and decodes columns with pyarrow."""

@@ -92,10 +92,19 @@ def hash_seed() -> str:
     """Return this process's hash seed if set, else a random one: the actual seed is unknown."""
     if not sys.flags.hash_randomization:
         return "0"
-    seed = "" if sys.flags.ignore_environment else os.environ.get(_SEED, "")
+    seed = "" if sys.flags.ignore_environment else _environment_at_start().get(_SEED, "")
     if seed.isdecimal() and 0 < int(seed) <= _MOST:  # with -R, 0 means random
         return seed
     return str(1 + secrets.randbelow(_MOST))
+
+
+def _environment_at_start() -> Mapping[str, str]:
+    """Return the environment at the start of this process, which has set its hash seed."""
+    try:
+        entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return os.environ
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in entries)
 
 
 log = logging.getLogger("headrace")

@@ -116,7 +116,7 @@ def _run(settings: Settings, run: Callable[[], None]) -> None:
     warnings.resetwarnings()
     for module, packed in settings["warnings"]:
         if module in sys.modules:  # importing it could take seconds
-            with contextlib.suppress(AttributeError):
+            with contextlib.suppress(Exception):  # classes that cannot be imported here
                 warnings.filters.append(pickle.loads(packed))  # type: ignore[attr-defined]
     root = logging.getLogger()
     root.setLevel(settings["root"])
