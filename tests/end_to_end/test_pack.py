@@ -367,7 +367,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "pad": (lambda data: data.pack(8, lengths=[1], pad_value=None), "pad_value of .*=None must be a number"),
     "many": (lambda data: data.pack(8, lengths=np.array([1, 2**63], np.uint64)), r"lengths\[1\]=92233720368"),
     "method": (lambda data: data.pack(8, lengths=[1], method="first_fit"), "one of 'concat', 'best_fit'"),
-    "shape": (lambda data: data.pack(8, lengths=[[1]]), r"an array of int64, shape \(1, 1\)"),
+    "shape": (lambda data: data.pack(8, lengths=[[1]]), r"array of int64, shape \(1, 1\)"),
     "floats": (lambda data: data.pack(8, lengths=[1.5]), "must be whole numbers in one dimension"),
     "negative": (lambda data: data.pack(8, lengths=[4, -1]), r"lengths\[1\]=-1 must be a whole number, 0 or more"),
     "twice": (lambda data: data.pack(8, lengths=[1], fields=["a", "a"]), "different names of fields"),

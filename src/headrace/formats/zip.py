@@ -341,7 +341,7 @@ class WholeArray(StoredArray):
         except ValueError as error:
             raise FormatError.at(self._url, f": the array {self.name!r} is damaged: {error}") from None
         if whole.shape != self.shape or whole.dtype != self.dtype:
-            raise FormatError.at(self._url, f": the array {self.name!r} has another shape or type than its header")
+            raise FormatError.at(self._url, f": the array {self.name!r} has another shape or type than in its header")
         return np.ascontiguousarray(whole, self.dtype.newbyteorder("="))
 
 
