@@ -298,15 +298,19 @@ def loader_of(regime: str, workers: int) -> hr.DataLoader[Any]:
 def interrupted(handler: Any) -> Iterator[None]:
     """Within, the handler is called now and then, each time some time after it has ended."""
 
+    is_over = False
+
     def again(number: int, frame: FrameType | None) -> None:
-        handler()
-        signal.setitimer(signal.ITIMER_REAL, EVERY_S)
+        if not is_over:  # a signal that came before the end must not set the timer for the next handler
+            handler()
+            signal.setitimer(signal.ITIMER_REAL, EVERY_S)
 
     before = signal.signal(signal.SIGALRM, again)
     signal.setitimer(signal.ITIMER_REAL, EVERY_S)
     try:
         yield
     finally:
+        is_over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 

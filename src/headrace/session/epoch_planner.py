@@ -263,7 +263,7 @@ class NextEpoch:
         )
         _check_last_steps(begin, steps)
         if settings.is_single and is_known and max(steps.last, default=0) > ranks.world:
-            raise few_left(steps.left % ranks.world, ranks.world)
+            raise few_left(steps.left % ranks.world or steps.left, ranks.world)
         batch_size, shared, counts = steps.batch, None, None
         if not is_known:
             wanted = self._step(ranks)  # a rank that resumes from its own state may have read with another step size
