@@ -424,9 +424,10 @@ class ByHand:
         failures = [k for k, sample in enumerate(samples) if isinstance(sample, Failure)]
         return PackedPart(lease, serialize.write(parts, lease.view), 0, len(samples), failures)
 
-    async def _on_loop(self, part: Part, positions: Sequence[int], key: int) -> tuple[Part, Sequence[int]]:
-        samples = open_part(part)
-        part.release()
+    async def _on_loop(self, parts: Sequence[Part], positions: Sequence[int], key: int) -> tuple[Part, Sequence[int]]:
+        samples = [sample for part in parts for sample in open_part(part)]
+        for part in parts:
+            part.release()
         gate: asyncio.Future[None] = self.loop.create_future()
         self.gates.append(gate)
         await gate

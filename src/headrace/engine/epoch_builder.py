@@ -126,7 +126,7 @@ class EpochBuilder:
             OptionError: the samples cannot be read with these options.
         """
         gathered = self.batches.gathered(plan.batch_size)
-        chunk = 1 if self.batches.is_timed else self.batches.chunk(gathered, self.learned.sample_s)
+        chunk = self.batches.chunk(gathered, self.learned.sample_s)
         rows = plan.packed_rows()
         source = self.pipeline.source.open(EpochIO(self, plan, reader, calls, gathered, chunk, rows))
         return EpochSpec(
@@ -166,14 +166,16 @@ class EpochBuilder:
 
 
 async def _through_loop(
-    number: int, steps: Sequence[Step], wrap: Wrap, part: Part, positions: Sequence[int], key: int
+    number: int, steps: Sequence[Step], wrap: Wrap, parts: Sequence[Part], positions: Sequence[int], key: int
 ) -> tuple[Part, Sequence[int]]:
-    """Run steps on all samples of a part at once. Returns results and the input index of each."""
+    """Run steps on all samples of some parts at once. Returns results and the input index of each."""
     from headrace.workers.chain_runner import stage_key
     from headrace.workers.task_runner import open_part
 
-    samples: list[object] = open_part(part)
-    part.release()
+    samples = list[object]()
+    for part in parts:
+        samples += open_part(part)
+        part.release()
     made: list[list[object]] = [[]] * len(samples)
 
     async def one(k: int) -> None:

@@ -37,12 +37,12 @@ class WorkStage:
 
 @dataclass(frozen=True, slots=True)
 class LoopStage:
-    """Steps run on the event loop, for all samples of a part at once.
+    """Steps run on the event loop, for all samples of some parts at once.
 
-    `run` takes a part, positions and RNG key, and returns the result and the input index of each sample.
+    `run` takes parts, positions and RNG key, and returns the result and the input index of each sample.
     """
 
-    run: Callable[[Part, Sequence[int], int], Awaitable[tuple[Part, Sequence[int]]]]
+    run: Callable[[Sequence[Part], Sequence[int], int], Awaitable[tuple[Part, Sequence[int]]]]
     gives_many: bool = False
 
 
@@ -125,6 +125,8 @@ class BatchSpec:
     @property
     def together_before(self) -> int:
         """Maximum number of samples per task before the last stage."""
+        if self.is_timed:
+            return 1
         if self.has_groups and self.depth:
             return min(_MAX_CHUNK, self.look_ahead)
         return self.together if self.batch_size == 1 else 1
@@ -138,6 +140,8 @@ class BatchSpec:
 
         Each worker gets two or more tasks of a batch, or fewer if a task would not be worth its message.
         """
+        if self.is_timed:
+            return 1
         if self.is_quick(batch_size, sample_s):
             return batch_size
         share = max(1, min(_MAX_CHUNK, math.ceil(batch_size / (2 * self.workers))))

@@ -156,12 +156,18 @@ class Level:
     def _take(self) -> Units:
         if self._pace is not None:
             self._pace.begin()
-        start, part = self._pile.take(self._chunk)
+        chunk = self._chunk
+        start, part = self._pile.take(chunk)
+        parts, count = [part], part.count
+        while self._stages and count < chunk and self._pile and self._pile.start == start + count:
+            _, part = self._pile.take(chunk - count)
+            parts.append(part)
+            count += part.count
         if self.number:
-            positions: Sequence[int] = [self._positions.popleft() for _ in range(part.count)]
+            positions: Sequence[int] = [self._positions.popleft() for _ in range(count)]
         else:
-            positions = self._host.positions(start, start + part.count)
-        return Units(start, part.count, [part], positions)
+            positions = self._host.positions(start, start + count)
+        return Units(start, count, parts, positions)
 
     async def _go_through(self, units: Units) -> None:
         running_charge.set(None)  # inherited from the source's task, which started this one
@@ -188,19 +194,20 @@ class Level:
 
     async def _through_stages(self, units: Units) -> Outcome:
         numbers: Sequence[int] = range(units.start, units.start + units.number)
-        (part, *_), positions = units.parts, units.positions
+        parts, positions = units.parts, units.positions
+        part = parts[0]  # without stages the only one
         measures: Sequence[int] = ()
         for place, stage in enumerate(self._stages, _BETWEEN_STAGES):
             if not numbers:
                 break  # all were filtered out
             if isinstance(stage, LoopStage):
-                (part, kept), measures = await stage.run(part, positions, self._key), ()
+                (part, kept), measures = await stage.run(parts, positions, self._key), ()
                 if isinstance(part, ListPart):
                     part.claim = self._budget.claim(bytes_in(part.samples))
             else:
                 finish = Finish.GROUP if isinstance(stage, GroupStage) else Finish.SAMPLES
-                parts = units.parts if finish is Finish.GROUP else [part]
                 part, kept, measures = await self._by_workers(stage.chain, finish, units, parts, positions)
+            parts = [part]
             if stage.gives_many or len(kept) < len(numbers):
                 numbers, positions = [numbers[k] for k in kept], _parts_of(positions, kept, place)
         return Outcome(part, numbers, positions, measures)
