@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace._util.shared_memory import close_all
 from headrace._util.wakeup import is_readable
 
 _HEADER = struct.Struct("<Q")
@@ -78,31 +79,6 @@ def encode(message: object, codec: Codec | ObjectCodec = PICKLE) -> bytes:
     return _HEADER.pack(len(body)) + body
 
 
-class _Decoder:
-    def __init__(self, codec: Codec | ObjectCodec) -> None:
-        self._loads = codec.loads
-        self._data = bytearray()
-        self.descriptors: deque[int] = deque()
-
-    def feed(self, data: bytes, descriptors: Sequence[int]) -> list[object]:
-        self._data += data
-        self.descriptors.extend(descriptors)
-        messages, start = [], 0
-        while len(self._data) - start >= _HEADER.size:
-            (length,) = _HEADER.unpack_from(self._data, start)
-            stop = start + _HEADER.size + length
-            if len(self._data) < stop:
-                break
-            messages.append(self._loads(memoryview(self._data)[start + _HEADER.size : stop]))
-            start = stop
-        del self._data[:start]
-        return messages
-
-    def close(self) -> None:
-        while self.descriptors:
-            os.close(self.descriptors.popleft())
-
-
 def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     data, ancillary, flags, _ = sock.recvmsg(_CHUNK, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
     if not ancillary:
@@ -121,15 +97,49 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     return data, descriptors.tolist()
 
 
-class BlockingWire:
+class _Wire:
+    """One end of a connection. `close` closes the socket, and descriptors that were not taken."""
+
+    def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
+        self._sock, self._codec = sock, codec
+        self._data = bytearray()
+        self._descriptors: deque[int] = deque()
+
+    def take_descriptor(self) -> int:
+        return self._descriptors.popleft()
+
+    def close(self) -> None:
+        self._sock.close()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+    def _received(self) -> list[Any]:
+        """Receive once. Return the messages that are complete. Raises EOFError if the other end is gone."""
+        data, descriptors = _receive(self._sock)
+        if not data:
+            raise EOFError
+        self._data += data
+        self._descriptors.extend(descriptors)
+        messages, start = [], 0
+        while len(self._data) - start >= _HEADER.size:
+            (length,) = _HEADER.unpack_from(self._data, start)
+            stop = start + _HEADER.size + length
+            if len(self._data) < stop:
+                break
+            messages.append(self._codec.loads(memoryview(self._data)[start + _HEADER.size : stop]))
+            start = stop
+        del self._data[:start]
+        return messages
+
+
+class BlockingWire(_Wire):
     """A worker's end, which blocks. Usable only in the process that created it."""
 
     def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
         from headrace._util.fork_guard import Original
 
-        self._sock, self._codec = sock, codec
+        super().__init__(sock, codec)
         self._original = Original()
-        self._decoder = _Decoder(codec)
         self._waiting: deque[object] = deque()
 
     def receive(self, is_wanted: Callable[[], bool] | None = None) -> Any:
@@ -146,14 +156,8 @@ class BlockingWire:
             while is_wanted is not None and not is_readable(self._sock.fileno(), _ASKED_EACH_S):
                 if not is_wanted():
                     raise EOFError
-            data, descriptors = _receive(self._sock)
-            if not data:
-                raise EOFError
-            self._waiting.extend(self._decoder.feed(data, descriptors))
+            self._waiting.extend(self._received())
         return self._waiting.popleft()
-
-    def take_descriptor(self) -> int:
-        return self._decoder.descriptors.popleft()
 
     def send(self, message: object, descriptors: Sequence[int] = ()) -> None:
         self._original.check()
@@ -161,43 +165,17 @@ class BlockingWire:
         sent = socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else 0
         self._sock.sendall(memoryview(data)[sent:])
 
-    def close(self) -> None:
-        self._sock.close()
-        self._decoder.close()
 
-
-class _Unsent:
-    __slots__ = ("are_ours", "data", "descriptors")
-
-    def __init__(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        self.data, self.descriptors = data, list(descriptors)
-        self.are_ours = False  # close the descriptors after sending
-
-    def keep_descriptors(self) -> None:
-        self.descriptors = [os.dup(fd) for fd in self.descriptors]
-        self.are_ours = True
-
-    def take_from(self, count: int) -> None:
-        """Remove the bytes sent. The descriptors were sent with the first of them."""
-        self.data = self.data[count:]
-        if self.are_ours:
-            for fd in self.descriptors:
-                os.close(fd)
-        self.descriptors, self.are_ours = [], False
-
-
-class PolledWire:
-    """One end that never blocks. `close` closes the socket.
+class PolledWire(_Wire):
+    """One end that never blocks.
 
     The owner polls the socket for reading, and for writing while `flush` returns False.
     """
 
     def __init__(self, sock: socket.socket, codec: Codec | ObjectCodec = PICKLE) -> None:
         sock.setblocking(False)
-        self._sock = sock
-        self._codec = codec
-        self._decoder = _Decoder(codec)
-        self._unsent: deque[_Unsent] = deque()
+        super().__init__(sock, codec)
+        self._unsent: deque[tuple[bytes, Sequence[int], list[int]]] = deque()  # data, descriptors, those to close then
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -208,42 +186,37 @@ class PolledWire:
         Args:
             are_kept: True if the descriptors stay open until `close`. Otherwise they are duplicated if necessary.
         """
-        unsent = _Unsent(encode(message, self._codec), descriptors)
-        self._unsent.append(unsent)
-        if self._unsent[0] is unsent and self.flush():
-            return True
-        try:
-            if not are_kept:
-                unsent.keep_descriptors()
-        except OSError:  # too many open files
-            self._unsent.remove(unsent)
-            raise
+        data = encode(message, self._codec)
+        if not self._unsent:
+            sent = self._send_now(data, descriptors)
+            if sent == len(data):
+                return True
+            data, descriptors = data[sent:], () if sent else descriptors
+        copies = [] if are_kept else [os.dup(fd) for fd in descriptors]
+        self._unsent.append((data, copies or descriptors, copies))
         return False
 
     def flush(self) -> bool:
         """Send what the socket accepts. Return True if nothing remains or the connection is broken."""
-        try:
-            while self._unsent:
-                first = self._unsent[0]
-                if first.descriptors:
-                    sent = socket.send_fds(self._sock, [first.data], first.descriptors)
-                else:
-                    sent = self._sock.send(first.data)
-                first.take_from(sent)
-                if not first.data:
-                    self._unsent.popleft()
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno == errno.ETOOMANYREFS:  # too many descriptors in flight: retry later
+        while self._unsent:
+            data, descriptors, copies = self._unsent[0]
+            sent = self._send_now(data, descriptors)
+            if sent:
+                close_all(copies)
+                self._unsent[0] = data[sent:], (), []
+            if sent < len(data):
                 return False
-            self._drop_unsent()
+            self._unsent.popleft()
         return True
 
-    def _drop_unsent(self) -> None:
-        while self._unsent:
-            unsent = self._unsent.popleft()
-            unsent.take_from(len(unsent.data))
+    def _send_now(self, data: bytes, descriptors: Sequence[int]) -> int:
+        """Return how many bytes were sent, the first with the descriptors. A broken connection takes all."""
+        try:
+            return socket.send_fds(self._sock, [data], list(descriptors)) if descriptors else self._sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            return 0 if error.errno == errno.ETOOMANYREFS else len(data)  # too many descriptors in flight: retry later
 
     def receive(self) -> list[Any]:
         """Return received messages. An empty list means there are no more for now.
@@ -253,24 +226,18 @@ class PolledWire:
         """
         while True:
             try:
-                data, descriptors = _receive(self._sock)
+                messages = self._received()
             except BlockingIOError:
                 return []
             except OSError:
-                data, descriptors = b"", []
-            if not data:
-                raise EOFError
-            messages = self._decoder.feed(data, descriptors)
+                raise EOFError from None
             if messages:
                 return messages
 
-    def take_descriptor(self) -> int:
-        return self._decoder.descriptors.popleft()
-
     def close(self) -> None:
-        self._sock.close()
-        self._drop_unsent()
-        self._decoder.close()
+        super().close()
+        while self._unsent:
+            close_all(self._unsent.popleft()[2])
 
 
 class LoopWire:
