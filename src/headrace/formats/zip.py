@@ -100,8 +100,8 @@ def members_in(data: bytes, directory: ZipDirectory, limits: Limits) -> Iterator
             ENTRY.unpack_from(data, at)
         )
         begin = at + ENTRY.size
-        name, extra = data[begin : begin + name_length], data[begin + name_length :][:extra_length]
-        at = begin + name_length + extra_length + remark
+        end = begin + name_length + extra_length
+        name, extra, at = data[begin : begin + name_length], data[begin + name_length : end], end + remark
         if at > len(data):
             raise ValueError(f"its directory is cut off in entry {number}")
         packed, size, offset = _wide(extra, (size, packed, offset), name)
