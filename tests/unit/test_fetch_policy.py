@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,7 @@ from headrace.errors import (
 )
 from headrace.fetch.attempts import RetryPolicy
 from headrace.fetch.hosts import ConcurrencyLimit, Hedges, RateLimiter, RateMeter, Semaphore
-from headrace.fetch.range_request import DeadlineTimer, Watched
+from headrace.fetch.range_request import DeadlineTimer, RangeRequest
 from headrace.options import Fetch
 
 URL = "s3://bucket/key"
@@ -228,15 +227,10 @@ OPTIONS = Fetch(
 )
 
 
-class Read(Watched):
-    def time_s(self, options: Fetch) -> float:
-        return options.total_timeout_s
-
-
-async def watched(steps: Callable[[Read], list[tuple[float, int]]]) -> tuple[str | None, float]:
+async def watched(steps: Callable[[RangeRequest], list[tuple[float, int]]]) -> tuple[str | None, float]:
     """Wait and receive bytes in steps. Returns the limit that ended the read, and the time."""
     loop = asyncio.get_running_loop()
-    watch, read = DeadlineTimer(OPTIONS, loop.time), Read(0)
+    watch, read = DeadlineTimer(OPTIONS, loop.time), RangeRequest("memory://some", 0, 1)
     read.start_now(loop.time())
     watch.begin(read, read.began)
     why = None
@@ -269,8 +263,8 @@ def test_first_broken_limit_ends_the_read(steps: list[tuple[float, int]], why: s
 
 @pytest.mark.parametrize(("progress", "ends_at"), [(float("inf"), None), (-1.0, 100.0)])
 def test_waiting_for_a_turn_counts_only_without_progress(progress: float, ends_at: float | None) -> None:
-    def steps(read: Read) -> list[tuple[float, int]]:
-        read.waits_for = SimpleNamespace(succeeded_at=progress)  # type: ignore[assignment]
+    def steps(read: RangeRequest) -> list[tuple[float, int]]:
+        read.waits_for = lambda: progress
         return [(500.0, 0)]
 
     (why, seconds), _ = simulate(watched(steps))
@@ -293,7 +287,7 @@ def test_time_the_loop_was_blocked_does_not_count() -> None:
     async def run() -> None:
         clock_ahead = 0.0
         loop = asyncio.get_running_loop()
-        watch, read = DeadlineTimer(OPTIONS, lambda: loop.time() + clock_ahead), Read(0)
+        watch, read = DeadlineTimer(OPTIONS, lambda: loop.time() + clock_ahead), RangeRequest("memory://some", 0, 1)
         read.start_now(0.0)
         watch.begin(read, 0.0)
         await asyncio.sleep(2.5)
@@ -311,7 +305,7 @@ def test_time_the_loop_was_blocked_does_not_count() -> None:
 def test_timer_runs_only_while_something_is_watched() -> None:
     async def run() -> int:
         loop = asyncio.get_running_loop()
-        watch, read = DeadlineTimer(OPTIONS, loop.time), Read(0)
+        watch, read = DeadlineTimer(OPTIONS, loop.time), RangeRequest("memory://some", 0, 1)
         watch.begin(read, loop.time())
         watch.end(read)
         await asyncio.sleep(5.0)

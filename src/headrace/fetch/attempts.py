@@ -25,15 +25,6 @@ from headrace.types import Store
 _MANY_HOSTS = 512
 
 
-class _OurMemory:
-    """Memory that a read waits for. Such a wait never counts against the store."""
-
-    succeeded_at = float("inf")
-
-
-_OUR_MEMORY = _OurMemory()
-
-
 class Attempts:
     """The requests of one reader. `clock` gives monotonic seconds, `rng` the random waits."""
 
@@ -145,7 +136,7 @@ class Attempts:
 
         def step_out() -> None:
             request.is_inside = False
-            request.waits_for = _OUR_MEMORY
+            request.waits_for = lambda: float("inf")  # a wait for memory never counts against the store
             endpoint.leave()
 
         if request.charge is None or request.asked_stop is None:
@@ -174,7 +165,7 @@ class Attempts:
             return False
         self._meter.retries += 1
         await asyncio.sleep(wait_s)
-        request.waits_for = endpoint
+        request.waits_for = lambda: endpoint.succeeded_at
         self._watch.begin(request, self._clock())
         try:
             await endpoint.retry_budget.take()

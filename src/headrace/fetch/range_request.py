@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -25,31 +25,74 @@ RATE_WINDOW_S = 30.0
 _LEAST_S = 0.001
 
 
-class TransferProgress(Protocol):
-    succeeded_at: float
+_MOST_UNTOLD_BYTES = 2**30  # of a body of unknown length, which may be endless
 
 
-class Watched:
-    """A read with time limits. Its task is cancelled to interrupt it, as by `asyncio.timeout`.
+class RangeRequest:
+    """One range. Every answer is checked against it and continues it at the byte reached.
+
+    It has time limits. Its task is cancelled to interrupt it, as by `asyncio.timeout`.
+
+    Args:
+        start: First byte. Negative, without a stop: this many bytes before the end.
+        target: Memory for the bytes. None: allocated, see `result`.
+        charge: Called and awaited once, with the number of bytes.
+        most: Maximum bytes of a longer object, if the store supports ranges for the rest.
+        rest: Holds the open answer between requests, for a store without ranges.
+        reported: Version in an earlier answer to other requests of the same read.
 
     Attributes:
         position: Byte of the object that was reached, without received bytes of `body`.
-        waits_for: What the read waits for instead of the store. Time in which that makes progress does not count.
+        asked_stop: End of the range. Known after the first answer, unless the store does not report it.
+        in_order: The store sends the whole object for every range.
+        skipped: Bytes received before the wanted ones.
+        is_inside: True while the request counts in the host's limit.
+        waits_for: Returns when what the request waits for instead of the store last made progress. Time up to then does
+            not count.
         stopped_by: Reason of the interruption, or None.
         paused_s: Seconds that do not count.
     """
 
     __slots__ = (
-        "_cancelling", "_from", "_seen", "_since", "_task", "_window_at", "_window_from",
-        "began", "body", "paused_s", "position", "stopped_by", "waits_for",
+        "_back", "_buffer", "_cancelling", "_first", "_from", "_is_open", "_most", "_pieces", "_room", "_seen",
+        "_since", "_task", "_window_at", "_window_from", "asked_stop", "began", "body", "charge", "etag", "in_order",
+        "is_inside", "paused_s", "position", "ranged", "reported", "rest", "size", "skipped", "start", "stop",
+        "stopped_by", "url", "waits_for",
     )  # fmt: skip
 
-    def __init__(self, position: int) -> None:
-        self.position = position
+    def __init__(
+        self,
+        url: str,
+        start: int | None,
+        stop: int | None,
+        *,
+        target: memoryview | None = None,
+        etag: str | None = None,
+        charge: Charges | None = None,
+        most: int | None = None,
+        rest: Rest | None = None,
+        reported: ReportedVersion | None = None,
+    ) -> None:
+        self.position = max(start or 0, 0)
         self.body: Fills | None = None
-        self.waits_for: TransferProgress | None = None
+        self.waits_for: Callable[[], float] | None = None
         self.stopped_by: str | None = None
         self.began = self.paused_s = 0.0
+        self._back = max(-(start or 0), 0)  # number of last bytes, until their position is known
+        self.rest, self.in_order, self.skipped = rest, False, 0
+        self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
+        self._most = most
+        self.reported = reported
+        self.ranged = start is not None or stop is not None
+        self.asked_stop = stop
+        self.size: int | None = None
+        self.is_inside = True
+        self._is_open = False
+        self._first = self.position
+        self._pieces: list[Buffer] = []
+        self._buffer: io.BytesIO | None = None
+        # numpy copies without the GIL; a slice assignment to the memoryview would hold it.
+        self._room: Any = None if target is None else np.frombuffer(target, np.uint8)
 
     def start_now(self, now: float) -> None:
         task = asyncio.current_task()
@@ -67,9 +110,6 @@ class Watched:
         body = self.body
         return self.position if body is None else self.position + body.received + getattr(body, "skipped", 0)
 
-    def time_s(self, options: Fetch) -> float:
-        raise NotImplementedError
-
     def interrupt(self, why: str) -> None:
         if self.stopped_by is None:
             self.stopped_by = why
@@ -84,7 +124,7 @@ class Watched:
         reached = self.reached
         waits_for = self.waits_for
         if waits_for is not None:
-            if waits_for.succeeded_at > self._since:
+            if waits_for() > self._since:
                 self.paused_s += now - self._since
                 self._since = now
         elif reached != self._seen:
@@ -103,125 +143,6 @@ class Watched:
         if now - self.began - self.paused_s >= self.time_s(options):
             return f"not all within {self.time_s(options):g} seconds"
         return None
-
-
-class DeadlineTimer:
-    def __init__(self, options: Fetch, clock: Callable[[], float]) -> None:
-        self._options, self._clock = options, clock
-        self._watched: dict[Watched, None] = {}
-        self._hosts: dict[Endpoint, None] = {}
-        limits = (options.first_byte_timeout_s, options.stall_timeout_s, options.total_timeout_s)
-        self._each_s = min(1.0, min(limits) / 8.0)
-        self._look_at = self._due = 0.0
-        self._was_late = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self, watched: Watched, now: float) -> None:
-        watched.look(now)
-        self._watched[watched] = None
-        if self._timer is None:
-            self._look_at = now + self._each_s
-            self._arm(now, self._look_at)
-
-    def end(self, watched: Watched) -> None:
-        self._watched.pop(watched, None)
-
-    def hedge(self, endpoint: Endpoint, now: float, due: float) -> None:
-        self._hosts[endpoint] = None
-        if due < self._due or self._timer is None:
-            self._arm(now, due)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _arm(self, now: float, due: float) -> None:
-        self.close()
-        self._due = max(due, now + _LEAST_S)
-        self._timer = asyncio.get_running_loop().call_later(self._due - now, self._tick)
-
-    def _tick(self) -> None:
-        now = self._clock()
-        self._timer = None
-        if now >= self._look_at:
-            # If the loop was blocked (a stopped process, a long callback), the sockets may hold bytes.
-            # They are read first.
-            self._was_late = now - self._look_at > self._each_s and not self._was_late
-            self._look_at = now + self._each_s
-            if not self._was_late:
-                self._judge(now)
-        due = self._look_at
-        for endpoint in list(self._hosts):
-            again = endpoint.hedge(now)
-            if again == float("inf"):
-                del self._hosts[endpoint]
-            due = min(due, again)
-        if self._watched:
-            self._arm(now, due)
-
-    def _judge(self, now: float) -> None:
-        for watched in list(self._watched):
-            why = watched.judge(now, self._options)
-            if why is not None:
-                watched.interrupt(why)
-
-
-_MOST_UNTOLD_BYTES = 2**30  # of a body of unknown length, which may be endless
-
-
-class RangeRequest(Watched):
-    """One range. Every answer is checked against it and continues it at the byte reached.
-
-    Args:
-        start: First byte. Negative, without a stop: this many bytes before the end.
-        target: Memory for the bytes. None: allocated, see `result`.
-        charge: Called and awaited once, with the number of bytes.
-        most: Maximum bytes of a longer object, if the store supports ranges for the rest.
-        rest: Holds the open answer between requests, for a store without ranges.
-        reported: Version in an earlier answer to other requests of the same read.
-
-    Attributes:
-        asked_stop: End of the range. Known after the first answer, unless the store does not report it.
-        in_order: The store sends the whole object for every range.
-        skipped: Bytes received before the wanted ones.
-        is_inside: True while the request counts in the host's limit.
-    """
-
-    __slots__ = (
-        "_back", "_buffer", "_first", "_is_open", "_most", "_pieces", "_room", "asked_stop", "charge", "etag",
-        "in_order", "is_inside", "ranged", "reported", "rest", "size", "skipped", "start", "stop", "url",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        url: str,
-        start: int | None,
-        stop: int | None,
-        *,
-        target: memoryview | None = None,
-        etag: str | None = None,
-        charge: Charges | None = None,
-        most: int | None = None,
-        rest: Rest | None = None,
-        reported: ReportedVersion | None = None,
-    ) -> None:
-        super().__init__(max(start or 0, 0))
-        self._back = max(-(start or 0), 0)  # number of last bytes, until their position is known
-        self.rest, self.in_order, self.skipped = rest, False, 0
-        self.url, self.start, self.stop, self.etag, self.charge = url, start, stop, etag, charge
-        self._most = most
-        self.reported = reported
-        self.ranged = start is not None or stop is not None
-        self.asked_stop = stop
-        self.size: int | None = None
-        self.is_inside = True
-        self._is_open = False
-        self._first = self.position
-        self._pieces: list[Buffer] = []
-        self._buffer: io.BytesIO | None = None
-        # numpy copies without the GIL; a slice assignment to the memoryview would hold it.
-        self._room: Any = None if target is None else np.frombuffer(target, np.uint8)
 
     @property
     def asked_start(self) -> int | None:
@@ -354,6 +275,68 @@ class RangeRequest(Watched):
             got = min(got, len(target))
             self.position += got
             meter.bytes += got
+
+
+class DeadlineTimer:
+    def __init__(self, options: Fetch, clock: Callable[[], float]) -> None:
+        self._options, self._clock = options, clock
+        self._watched: dict[RangeRequest, None] = {}
+        self._hosts: dict[Endpoint, None] = {}
+        limits = (options.first_byte_timeout_s, options.stall_timeout_s, options.total_timeout_s)
+        self._each_s = min(1.0, min(limits) / 8.0)
+        self._look_at = self._due = 0.0
+        self._was_late = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, watched: RangeRequest, now: float) -> None:
+        watched.look(now)
+        self._watched[watched] = None
+        if self._timer is None:
+            self._look_at = now + self._each_s
+            self._arm(now, self._look_at)
+
+    def end(self, watched: RangeRequest) -> None:
+        self._watched.pop(watched, None)
+
+    def hedge(self, endpoint: Endpoint, now: float, due: float) -> None:
+        self._hosts[endpoint] = None
+        if due < self._due or self._timer is None:
+            self._arm(now, due)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, now: float, due: float) -> None:
+        self.close()
+        self._due = max(due, now + _LEAST_S)
+        self._timer = asyncio.get_running_loop().call_later(self._due - now, self._tick)
+
+    def _tick(self) -> None:
+        now = self._clock()
+        self._timer = None
+        if now >= self._look_at:
+            # If the loop was blocked (a stopped process, a long callback), the sockets may hold bytes.
+            # They are read first.
+            self._was_late = now - self._look_at > self._each_s and not self._was_late
+            self._look_at = now + self._each_s
+            if not self._was_late:
+                self._judge(now)
+        due = self._look_at
+        for endpoint in list(self._hosts):
+            again = endpoint.hedge(now)
+            if again == float("inf"):
+                del self._hosts[endpoint]
+            due = min(due, again)
+        if self._watched:
+            self._arm(now, due)
+
+    def _judge(self, now: float) -> None:
+        for watched in list(self._watched):
+            why = watched.judge(now, self._options)
+            if why is not None:
+                watched.interrupt(why)
 
 
 def room_for(size: int, url: str) -> io.BytesIO:
