@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import anyio.to_thread
 
-from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked_text
+from headrace.errors import OptionError, StorageError, masked_text
 from headrace.fetch.stores.addresses import CLOUD_SCHEMES, WEB_SCHEMES, for_obstore, panic_in, registered, split
 from headrace.options import Fetch
 
@@ -98,20 +98,15 @@ async def _upload(url: str, root: str, path: str, source: Path, storage_options:
     settings.pop("ssl_context", None)
     if headers := settings.pop("headers", None):
         settings["client_options"] = {**settings.get("client_options", {}), "default_headers": dict(headers)}
-    store = open_remote(root, _PATIENT, settings)
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            await obstore.put_async(store, path, source)
-            return
-        except (BaseError, OSError) as error:
-            failure = translated(error, url)
-        except BaseException as error:
-            if (panic := panic_in(error, url, store)) is None:
-                raise
-            failure = panic
-        if attempt == _ATTEMPTS or isinstance(failure, (AccessDeniedError, ObjectMissingError)):
-            raise failure
-        await anyio.sleep(attempt)
+    store = open_remote(root, _PATIENT, settings, attempts=_ATTEMPTS)
+    try:
+        await obstore.put_async(store, path, source)
+    except (BaseError, OSError) as error:
+        raise translated(error, url) from None
+    except BaseException as error:
+        if (panic := panic_in(error, url, store)) is None:
+            raise
+        raise panic from None
 
 
 def _put_by_fsspec(url: str, scheme: str, source: Path, storage_options: Mapping[str, object]) -> None:
