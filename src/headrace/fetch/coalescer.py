@@ -193,12 +193,12 @@ class Coalescer:
             request = RangeRequest(url, start, most if stop is None else min(stop, most), etag=etag, charge=charge)
         await self._fetch(request)
         first = request.result()
-        await _paid(request.charge, len(first))  # if the answer did not report its length
+        await paid(request.charge, len(first))  # if the answer did not report its length
         size = request.size if stop is not None else request.span().size
         end = min(end for end in (stop, size) if end is not None)
         if request.position >= end:
             return first, request
-        await _paid(charge, end - request.position)
+        await paid(charge, end - request.position)
         whole = room_for(end - start, url)
         whole.write(first)
         with whole.getbuffer() as room:
@@ -253,7 +253,7 @@ class _SharedRead:
             raise
         first = self._request.start or 0
         part = memoryview(data)[start - first : stop - first]
-        await _paid(charge, len(part))
+        await paid(charge, len(part))
         return bytes(part), self._request
 
     async def leave(self) -> None:
@@ -273,7 +273,7 @@ def _about(error: Exception, url: str, start: int | None, stop: int | None) -> E
     return about
 
 
-async def _paid(charge: Charges | None, nbytes: int) -> None:
+async def paid(charge: Charges | None, nbytes: int) -> None:
     admitted = None if charge is None else charge(nbytes)
     if admitted is not None:
         await admitted

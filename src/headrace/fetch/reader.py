@@ -28,7 +28,7 @@ from headrace.errors import (
     not_as_listed,
 )
 from headrace.fetch.attempts import Attempts
-from headrace.fetch.coalescer import Coalescer
+from headrace.fetch.coalescer import Coalescer, paid
 from headrace.fetch.meter import Meter
 from headrace.fetch.range_request import RangeRequest
 from headrace.fetch.stores.addresses import Stores, gives_ends, host_of, is_local, split
@@ -123,9 +123,7 @@ class Reader:
         async with self._kept(cache, url, start, stop, version.etag, check) as found:
             if found is None:
                 return await self._read(url, start, stop, charge, check, version, cache)
-        admitted = None if charge is None else charge(len(found.data))
-        if admitted is not None:
-            await admitted
+        await paid(charge, len(found.data))
         return bytes(found.data)
 
     async def _read(
@@ -167,10 +165,8 @@ class Reader:
         self._check_open()
         store, path = self._stores.of(url)
         assert isinstance(store, LocalStore)
-        total, charge = sum(stop - start for start, stop in ranges), running_charge.get()
-        admitted = None if charge is None else charge(total)
-        if admitted is not None:
-            await admitted
+        total = sum(stop - start for start, stop in ranges)
+        await paid(running_charge.get(), total)
         self.meter.begin(self._clock())
         try:
             async with asyncio.timeout(self.options.total_timeout_s):
