@@ -120,7 +120,7 @@ class EconomicIterator(ResumableIterator):
         # The form of samples may change between runs. Their time is an estimate anyway, and is kept.
         self._economy.learned = Learned(use_slots, self._economy.learned.sample_s)
         self._drawn, self._is_drawn = 0, False
-        self._first, self._beyond = self._run.due, self._run.point.beyond
+        self._first, self._beyond = self._run.point.due, self._run.point.beyond
         self._numbers: dict[int, int] = {}  # number in the epoch, by the engine's number
         self._batches: BatchIterator[object] = runtime.iterate(
             self._economy,
@@ -202,10 +202,10 @@ class _DrawnProgress(Progress):
     def ask(self) -> None: ...
 
     def receive(self, batch: Arrived) -> None:
-        self._run.receive(self._numbers.pop(batch.batch), 0, self._run.given + 1)
+        self._run.receive(self._numbers.pop(batch.batch), 0, self._run.point.given + 1)
 
     def fail(self, batch: Arrived) -> None:
-        self._run.receive(self._numbers.pop(batch.batch), 0, self._run.given)
+        self._run.receive(self._numbers.pop(batch.batch), 0, self._run.point.given)
 
     def end(self) -> None:
         self._run.is_finished = True

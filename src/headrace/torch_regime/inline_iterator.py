@@ -70,7 +70,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         return (WorkerSnapshot(blob=blob),) if is_counted else ()
 
     def _make_again(self) -> None:
-        known, *_ = *self._run.copies, WorkerSnapshot()
+        known, *_ = *self._run.point.copies, WorkerSnapshot()
         if self._dataset_kind == _DatasetKind.Iterable:
             indices = [next(self._sampler_iter)] * (known.batches - known.known)
         else:
@@ -105,18 +105,18 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
 
     def _receive(self, given: int) -> None:
         run, fetcher = self._run, self._dataset_fetcher
-        if run.indices is not None and run.indices.drawn <= run.due:
+        if run.indices is not None and run.indices.drawn <= run.point.due:
             return  # the sampler failed
         blob, every = None, self._every()
-        if self._is_stateful and every and (run.copies[0].batches + 1) % every == 0:
+        if self._is_stateful and every and (run.point.copies[0].batches + 1) % every == 0:
             blob = packed_states(fetcher.dataset, getattr(fetcher, "dataset_iter", None))
-        run.receive(run.due, 0, given, blob=blob, is_over=getattr(fetcher, "ended", False), died=False)
+        run.receive(run.point.due, 0, given, blob=blob, is_over=getattr(fetcher, "ended", False), died=False)
 
     def _made(self) -> object:
         if self._dataset_kind == _DatasetKind.Iterable:
             self._size = self._batch_size
             return super()._next_data()  # type: ignore[no-untyped-call]
-        while self._run.indices is not None and self._run.indices.drawn < self._run.due:
+        while self._run.indices is not None and self._run.indices.drawn < self._run.point.due:
             self._next_index()  # type: ignore[no-untyped-call]  # returned already
         index = self._next_index()  # type: ignore[no-untyped-call]
         self._size = len(index) if self._auto_collation else 1
@@ -203,13 +203,13 @@ class InThread:
                 self._iterator = self._make()
             iterator = self._iterator
             with iterator.run.lock:
-                before = iterator.run.given
+                before = iterator.run.point.given
                 made: tuple[Any, BaseException | None]
                 try:
                     made = next(iterator), None
                 except BaseException as error:
                     made = None, error
-                iterator.run.held = iterator.run.given - before
+                iterator.run.held = iterator.run.point.given - before
                 self._made.append(made)
 
     def _taken(self) -> tuple[Any, BaseException | None]:

@@ -166,7 +166,7 @@ class Torch:
         if batches is not None:
             return {**run.state(batches)}
         held = loop.prefetched(knows_end=run.is_finished)
-        return {**run.state(run.given - held.batches if held.batches else None, is_over=held.is_over)}
+        return {**run.state(run.point.given - held.batches if held.batches else None, is_over=held.is_over)}
 
     def load_state_dict(self, loader: TorchLoader[object], state: Mapping[str, Any], force: bool = False) -> None:
         """Make the next `iter` resume from a state. An empty state is the start.

@@ -144,20 +144,8 @@ class RunProgress:
         self._common["epoch_of_samples"], self._common["run"] = epoch_of_samples, run
 
     @property
-    def given(self) -> int:
-        return self._points[-1].given
-
-    @property
-    def due(self) -> int:
-        return self._points[-1].due
-
-    @property
     def point(self) -> RunPoint:
         return self._points[-1]
-
-    @property
-    def copies(self) -> tuple[WorkerSnapshot, ...]:
-        return self._points[-1].copies
 
     def receive(
         self,

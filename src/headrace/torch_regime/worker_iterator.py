@@ -216,7 +216,9 @@ class WorkerIterator(ResumableIterator):
         died, is_map = made.result[0] == "died", self._dataset_kind == _DatasetKind.Map
         self._arrived_of[made.worker] -= 1
         if is_map or not died:
-            number = made.batch if is_map else self._run.due  # iterable data: batches of ended workers do not count
+            number = (
+                made.batch if is_map else self._run.point.due
+            )  # iterable data: batches of ended workers do not count
             self._run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
         if made.worker in self._ends and not self._arrived_of[made.worker]:
             self._run.end_copy(made.worker, self._ends.pop(made.worker))
@@ -341,10 +343,7 @@ def _bytes_of(made: MadeBatch) -> int:
         return sum(map(len, result[1]))
     if result[0] == "packed":
         return sum(result[2])
-    return _spec_of(made.spec).nbytes(result[2]) if result[0] == "slots" else 0
-
-
-_spec_of = functools.lru_cache(64)(Spec.loads)
+    return Spec.loads(made.spec).nbytes(result[2]) if result[0] == "slots" else 0
 
 
 def _opened(opener: BatchOpener, made: MadeBatch) -> object:
