@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace._util.shared_memory import Arena, Lease, Segment, memory_bytes
+from headrace._util.shared_memory import Arena, Lease, Segment, aligned, memory_bytes
 from headrace.torch_regime.workers.pool import BatchMemory
 
 MIB = 2**20
@@ -75,7 +75,7 @@ class ArenaModel(RuleBasedStateMachine):
     @invariant()
     def places_are_aligned_and_alive(self) -> None:
         for lease, _, _ in self.alive:
-            assert lease.offset % Arena.ALIGNMENT == 0
+            assert lease.offset == aligned(lease.offset)
             assert lease.segment.fd >= 0
             assert lease.segment.number not in self.forgotten
 

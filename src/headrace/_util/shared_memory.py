@@ -153,6 +153,7 @@ def _limit_files(root: Path) -> Iterator[Path]:
 
 
 _numbers = itertools.count(1)
+_ALIGNMENT = 64
 _LEAST_BYTES = 2**20
 _SCALARS = frozenset((int, float, bool, complex, type(None)))  # counted as 0 bytes
 _TEXT = (bytes, bytearray, str)
@@ -355,7 +356,6 @@ class Arena:
 
     SEGMENT_BYTES = 16 * 2**20
     SPARE_SEGMENTS = 8
-    ALIGNMENT = 64
 
     def __init__(
         self,
@@ -388,8 +388,8 @@ class Arena:
 
     def trim(self, lease: Lease, size: int) -> None:
         self.leased_bytes -= lease.size - size
-        if lease.segment is self._open and lease.offset + _aligned(lease.size) == self._filled:
-            self._filled = lease.offset + _aligned(size)
+        if lease.segment is self._open and lease.offset + aligned(lease.size) == self._filled:
+            self._filled = lease.offset + aligned(size)
         lease.size = size
 
     @property
@@ -422,7 +422,7 @@ class Arena:
             if full is not None and not self._live[full.number]:
                 self._retire(full)
         offset = self._filled
-        self._filled += _aligned(size)
+        self._filled += aligned(size)
         return self._open, offset
 
     def _new(self, size: int) -> Segment:
@@ -458,8 +458,8 @@ class Arena:
         self._forget(segment.number)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // Arena.ALIGNMENT) * Arena.ALIGNMENT
+def aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def keep_freed_memory() -> None:

@@ -278,7 +278,6 @@ def _at_fork() -> None:
 os.register_at_fork(before=_at_fork, after_in_parent=_at_fork)
 
 
-_SPECS_MOST = 256
 _SMALL_BYTES = 65536  # smaller batches are copied, which is cheaper than a lease
 
 
@@ -309,7 +308,6 @@ _COPIED_BYTES = 2**20
 class BatchOpener:
     def __init__(self, views: Views) -> None:
         self._views = views
-        self._specs: dict[bytes, Spec] = {}
 
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
         if isinstance(message, Delivery):
@@ -345,7 +343,7 @@ class BatchOpener:
                 return unpack_each(self._views.copied(message.segment, end_of(places)), places)
             with self._views.read(message.segment, is_small=False) as view:
                 return iter([_opened_now(open_one) for open_one in unpack_each(view.data, places)])
-        spec = self._spec(whole.blob)
+        spec = Spec.loads(whole.blob)
         slab = np.frombuffer(self._views.copied(message.segment, spec.nbytes(whole.capacity)), np.uint8)
         return (
             partial(
@@ -367,7 +365,7 @@ class BatchOpener:
         if delivery.kind == "packed":
             nbytes, read = sum(delivery.lengths), partial(serialize.unpack, lengths=delivery.lengths)
         else:
-            spec, holes = self._spec(delivery.blob), delivery.holes
+            spec, holes = Spec.loads(delivery.blob), delivery.holes
             slots = delivery.count + len(holes)
             nbytes = spec.nbytes(slots)
             read = partial(spec.read, count=slots, capacity=delivery.capacity, columns=delivery.columns, holes=holes)
@@ -376,14 +374,6 @@ class BatchOpener:
             return read(self._views.array(delivery.segment), copy=False)
         with self._views.read(delivery.segment, is_small=is_small) as slab:
             return read(slab, copy=True)
-
-    def _spec(self, blob: bytes) -> Spec:
-        spec = self._specs.get(blob)
-        if spec is None:
-            if len(self._specs) >= _SPECS_MOST:
-                self._specs.clear()  # each batch has a different spec
-            spec = self._specs[blob] = Spec.loads(blob)
-        return spec
 
 
 def _raise(raised: RaisedError) -> NoReturn:

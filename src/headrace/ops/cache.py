@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace._util.context import running_threads
+from headrace._util.shared_memory import aligned
 from headrace.dataset.asynchronous import MadeDataset, MadeSource
 from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Wanted, forwarded
 from headrace.dataset.stream import Stream
@@ -275,7 +276,7 @@ class CacheManyStep(CacheStep):
 def _packed(value: object) -> bytearray:
     """Serialize a sample: the sizes of the pickle and of its buffers, then these."""
     parts = serialize.pack_by_name(value)
-    head = serialize.aligned(8 + 8 * len(parts))
+    head = aligned(8 + 8 * len(parts))
     data = bytearray(head + serialize.packed_size(parts))
     lengths = serialize.write(parts, memoryview(data)[head:])
     np.frombuffer(data, np.int64, 1 + len(parts))[:] = len(parts), *lengths
@@ -285,4 +286,4 @@ def _packed(value: object) -> bytearray:
 def _unpacked(data: NDArray[np.uint8]) -> Any:
     count = int(data[:8].view(np.int64)[0])
     lengths = data[8 : 8 + 8 * count].view(np.int64).tolist()
-    return serialize.unpack(data.data[serialize.aligned(8 + 8 * count) :], lengths, copy=False)
+    return serialize.unpack(data.data[aligned(8 + 8 * count) :], lengths, copy=False)

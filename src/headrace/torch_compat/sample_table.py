@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 
 from headrace._util.torch_lazy import tensor_types
 from headrace.formats.decoders import Column, ColumnBodies, Columns
-from headrace.torch_compat.serialize import PickledPart
+from headrace.torch_compat.serialize import LEAVES, PickledPart
 from headrace.torch_compat.spec import Mismatch, name_of
 from headrace.workers.failures import AllMade
 
-_LEAVES = frozenset({str, bytes, int, float, bool, type(None)})
 _LARGE_BYTES = 2**14  # of a value: copying larger ones together costs more than pickling each
 
 
@@ -73,7 +72,7 @@ class SampleTable:
         first, kinds = samples[0], set(map(type, samples))
         names: tuple[object, ...] | int | None = None
         values: list[Sequence[Any]] = [samples]
-        if kinds == {dict} and first and _LEAVES.issuperset(map(type, first)):
+        if kinds == {dict} and first and LEAVES.issuperset(map(type, first)):
             names = tuple(first)
             if set(map(tuple, samples)) != {names}:
                 return None
@@ -195,7 +194,7 @@ def _values(column: list[object] | ArrayColumn, chosen: Sequence[int]) -> list[o
 def _column(values: Sequence[Any]) -> list[object] | ArrayColumn | None:
     """Return one field of all samples as a column. None if large, or only separately picklable."""
     kinds = set(map(type, values))
-    if _LEAVES.issuperset(kinds):
+    if LEAVES.issuperset(kinds):
         is_large = any(type(value) in (str, bytes) and len(value) > _LARGE_BYTES for value in values)
         return None if is_large else list(values)
     are_tensors = kinds.issubset(tensor_types())

@@ -26,14 +26,19 @@ import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.shared_memory import PublishedPlaces, close_all, receiving_descriptors, sending_descriptors
+from headrace._util.shared_memory import (
+    PublishedPlaces,
+    aligned,
+    close_all,
+    receiving_descriptors,
+    sending_descriptors,
+)
 from headrace.errors import CannotCarryError, WorkerDiedError
 from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, modules_by_value, put_together
 from headrace.torch_compat.tracebacks import trim
 from headrace.types import Buffer
 from headrace.workers.failures import NOWHERE, CaughtError, Origin, PackedError
 
-_ALIGNMENT = 64
 _SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, asyncio.CancelledError)
 _LOADED_ALREADY = ("torch", "numpy", "cloudpickle")  # by the fork server
 
@@ -243,10 +248,6 @@ def pack_bytes(value: object) -> bytes:
 def unpack_bytes(blob: bytes) -> Any:
     """Return the value of `pack_bytes`. Its arrays own their memory."""
     return unpack_parts(pickle.loads(blob))
-
-
-def aligned(length: int) -> int:
-    return -(-length // _ALIGNMENT) * _ALIGNMENT
 
 
 class WorkerTraceback(Exception):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.shared_memory import aligned
 from headrace._util.torch_lazy import is_tensor
 from headrace.formats.decoders import Column, ColumnBodies, Columns
 
@@ -222,7 +223,6 @@ def leaf_of(value: object) -> Leaf:
 
 
 _COPY_BYTES = 4096  # leaves up to this size are copied: keeping the labels must not keep the images
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -316,6 +316,7 @@ class Spec:
         return pack_bytes(self)
 
     @staticmethod
+    @functools.lru_cache(256)
     def loads(blob: bytes) -> Spec:
         from headrace.torch_compat.serialize import unpack_bytes
 
@@ -428,10 +429,6 @@ class Spec:
         values: list[Sequence[object]] = []
         _divide(self._template, samples, self.leaves, values)
         return values
-
-
-def aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 _WRITTEN_AT_ONCE_BYTES = 2**20

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from headrace._util.shared_memory import LARGE_BYTES, PublishedPlaces, close_all, give_back_freed_memory
+from headrace._util.shared_memory import LARGE_BYTES, PublishedPlaces, aligned, close_all, give_back_freed_memory
 from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.torch_compat.serialize import PackedEach
-from headrace.torch_compat.spec import Mismatch, Slots, Spec, aligned
+from headrace.torch_compat.spec import Mismatch, Slots, Spec
 from headrace.workers.chain_runner import Maker, ProgressPlace, listed
 from headrace.workers.failures import Failure, PackedError, failures_among, without_failures
 from headrace.workers.sample_chunks import MemberBytes, Part, Place, size_of
