@@ -21,13 +21,14 @@ from multiprocessing.process import BaseProcess
 from pickle import PicklingError
 from typing import Any
 
-from headrace._util.shared_memory import Segment, close_all, require_descriptors
+from headrace._util.shared_memory import require_descriptors
 from headrace._util.wakeup import is_readable, is_ready
 from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import begin_forked_worker, share_classes
 from headrace.torch_compat.serialize import cannot_carry
 from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_regime.workers.worker_main import WorkerConfig, main_of_context, main_of_thread
+from headrace.workers.chains import PackedChain
 from headrace.workers.forkserver.client import GRACE_S, ForkServer, Spawner
 from headrace.workers.forkserver.fd_socket import JSON, PATIENCE, ObjectCodec, PolledWire, in_groups
 from headrace.workers.forkserver.inheritance import capture
@@ -219,9 +220,9 @@ class _ForkServerStarter(Spawner[PolledWire]):
     def __init__(self, config: WorkerConfig) -> None:
         modules: set[str] = set()
         capture()  # raise early, before anything was started
-        self._descriptors: list[int] = []
+        descriptors: list[int] = []
         try:
-            parts = serialize.pack_for_workers(config, self._descriptors, modules)
+            parts = serialize.pack_for_workers(config, descriptors, modules)
         except Exception as error:
             parts_of_job = {
                 "dataset": config.dataset,
@@ -229,17 +230,16 @@ class _ForkServerStarter(Spawner[PolledWire]):
                 "worker_init_fn": config.init_fn,
             }
             raise cannot_carry(error, parts_of_job) from error
-        self._segment = Segment.create(max(1, serialize.packed_size(parts)))
-        lengths = serialize.write(parts, self._segment.view)
-        self.greeting: list[tuple[object, Sequence[int]]] = [*in_groups(self._descriptors)]
-        self.greeting.append((("job", self._segment.size, lengths), [self._segment.fd]))
+        self._job = job = PackedChain(parts, descriptors)
+        self.greeting: list[tuple[object, Sequence[int]]] = [*in_groups(descriptors)]
+        self.greeting.append((("job", job.segment.size, job.lengths), [job.segment.fd]))
         self._lock = threading.RLock()
         self._pids: dict[int, int | None] = {}  # by token. None: the fork failed
-        self._codes: dict[int, int] = {}  # exit code by process
+        self._codes: dict[int | None, int] = {}  # exit code by process
         self._owner = os.getpid()
         self._is_closed = False
         files = serialize.files_of(modules)
-        super().__init__(ForkServer.acquire(files), files)
+        super().__init__(ForkServer.acquire(files), self._codes.__setitem__, files)
         self._acquired.append(self.fork_server)
 
     def _wire_of(self, sock: socket.socket) -> PolledWire:
@@ -266,12 +266,10 @@ class _ForkServerStarter(Spawner[PolledWire]):
                 self._renew()
             token = next(self._tokens)
             self._order(token, number, worker, start)
-            while token not in self._pids:
+            while token not in self._pids and not self._has_stopped():
                 if not self._wait(PATIENCE.each_s):
                     return None
-                if self._is_lost or self._has_stopped():
-                    break
-            else:
+            if not self._is_lost:
                 return self._pids.pop(token)
 
     def exit_code(self, pid: int) -> int | None:
@@ -291,19 +289,15 @@ class _ForkServerStarter(Spawner[PolledWire]):
             with self._lock:
                 try:
                     for message in wire.receive():
-                        self._take_in(message)
+                        self._on_message(message)
                 except EOFError:
                     self._has_ended = True
         return True
 
-    def _take_in(self, message: dict[str, Any]) -> None:
-        if "exited" in message:
-            self._codes[message["exited"]] = message["code"]
-        elif "forked" in message:
-            self._pids[message["forked"]] = message["pid"]
-            self._codes.pop(message["pid"], None)  # of an earlier process with this number
-        elif "failed" in message and not self._is_refusal(message):
-            self._pids[message["failed"]] = None
+    def _answer(self, token: int, pid: int | None, why: str | None = None) -> None:
+        del why
+        self._pids[token] = pid
+        self._codes.pop(pid, None)  # of an earlier process with this number
 
     def close(self) -> None:
         if self._owner == os.getpid() and not self._is_closed:
@@ -311,8 +305,7 @@ class _ForkServerStarter(Spawner[PolledWire]):
             with self._lock:
                 self._dismiss()
             self._release()
-        self._segment.close()
-        close_all(self._descriptors)
+        self._job.close()
 
 
 WorkerHandle = BaseProcess | _WorkerThread | _ForkServerHandle

@@ -286,11 +286,12 @@ class Spawner(Generic[W]):
     If the fork server is stopped, has ended or has a thread, another one takes its place. Workers of the former stay.
 
     Args:
+        exited: Called with (pid, exit code) of each worker that ended. A negative code is a signal.
         modules: Imported by the fork server before it forks.
     """
 
-    def __init__(self, fork_server: ForkServer, modules: Mapping[str, int]) -> None:
-        self.fork_server, self._modules = fork_server, modules
+    def __init__(self, fork_server: ForkServer, exited: Callable[[int, int], None], modules: Mapping[str, int]) -> None:
+        self.fork_server, self._exited, self._modules = fork_server, exited, modules
         self._tokens = itertools.count()
         self._wires: list[W] = []  # the last is in use
         self._acquired: list[ForkServer] = []
@@ -335,13 +336,21 @@ class Spawner(Generic[W]):
             segment.close()
             self._announced = surroundings
 
-    def _is_refusal(self, message: dict[str, Any]) -> bool:
-        """True if a failed fork is to be ordered from another fork server, as this one has a thread."""
-        if "threaded" not in message:
-            return False
-        ForkServer.threaded.add(message["threaded"])
-        self._is_lost |= message["server"] == self.fork_server.process.pid
-        return True
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "exited" in message:
+            self._exited(message["exited"], message["code"])
+        elif "forked" in message:
+            self._answer(message["forked"], message["pid"])
+        elif "threaded" in message:  # another fork server must fork, as this one has a thread
+            ForkServer.threaded.add(message["threaded"])
+            self._is_lost |= message["server"] == self.fork_server.process.pid
+            self._answer(message["failed"], None)
+        elif "failed" in message:
+            self._answer(message["failed"], None, message["why"])
+
+    def _answer(self, token: int, pid: int | None, why: str | None = None) -> None:
+        """Answer an order. Without a pid and a reason, it is to be given again."""
+        raise NotImplementedError
 
     def _has_stopped(self) -> bool:
         """True if the fork server is given up, as it was stopped for too long."""
@@ -359,16 +368,11 @@ class Spawner(Generic[W]):
 
 
 class WorkerSpawner(Spawner[LoopWire]):
-    """Starts the workers of one loader through the fork server, on the loader's event loop.
-
-    Args:
-        exited: Called with (pid, exit code) of each worker that ended. A negative code is a signal.
-    """
+    """Starts the workers of one loader through the fork server, on the loader's event loop."""
 
     def __init__(self, fork_server: ForkServer, exited: Callable[[int, int], None], modules: Mapping[str, int]) -> None:
-        self._exited = exited
         self._waiting: dict[int, asyncio.Future[int | None]] = {}  # None: another fork server must fork
-        super().__init__(fork_server, modules)
+        super().__init__(fork_server, exited, modules)
 
     def _wire_of(self, sock: socket.socket) -> LoopWire:
         return LoopWire(sock, self._on_message, partial(self._on_lost, self.fork_server), JSON)
@@ -423,14 +427,6 @@ class WorkerSpawner(Spawner[LoopWire]):
             asked.set_result(pid)
         else:
             asked.set_exception(OSError(why))
-
-    def _on_message(self, message: dict[str, Any]) -> None:
-        if "forked" in message:
-            self._answer(message["forked"], message["pid"])
-        elif "failed" in message:
-            self._answer(message["failed"], None, None if self._is_refusal(message) else message["why"])
-        elif "exited" in message:
-            self._exited(message["exited"], message["code"])
 
 
 @contextmanager
