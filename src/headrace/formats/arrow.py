@@ -281,7 +281,8 @@ async def _heads(part: _Part, blocks: Sequence[MessagePlace]) -> list[bytes]:
     heads = [b""] * len(blocks)
     for (start, _, some), body in zip(runs, bodies, strict=True):
         for k in some:
-            heads[k] = body[blocks[k].start - start :][: blocks[k].head]
+            at = blocks[k].start - start
+            heads[k] = body[at : at + blocks[k].head]
     return heads
 
 

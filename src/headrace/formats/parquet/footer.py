@@ -42,7 +42,7 @@ class ThriftReader:
     """
 
     def __init__(self, data: Buffer) -> None:
-        self._data, self.at = bytes(data), 0
+        self._data, self.at = data, 0
 
     def struct(self) -> Struct:
         found = self.value(STRUCT)
@@ -104,7 +104,7 @@ class ThriftReader:
         if count > len(self._data) - self.at:
             raise ValueError("it is cut off")
         self.at += count
-        return self._data[self.at - count : self.at]
+        return bytes(self._data[self.at - count : self.at])
 
     def _value(self, kind: int, depth: int) -> Value:
         if depth > _STRUCT_DEPTH_MOST:
