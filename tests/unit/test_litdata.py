@@ -25,8 +25,7 @@ from headrace.fetch.stores import memory
 from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.litdata.format import LITDATA, LitData
-from headrace.formats.litdata.trees import nested_value, tree_of
+from headrace.formats.litdata.format import LITDATA, LitData, nested_value, tree_of
 from headrace.testing.decoders import same
 
 URL = "memory://litdata/index.json"

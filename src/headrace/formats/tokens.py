@@ -19,8 +19,7 @@ from headrace.formats.catalogues import beside, catalogue_entry, check_each_once
 from headrace.formats.decoders import Column, ColumnBodies, Columns, npy_header
 from headrace.formats.format import Format, keys_of, rows_of_members
 from headrace.formats.json_values import as_count, as_object, as_texts
-from headrace.formats.litdata.format import said_by
-from headrace.formats.litdata.trees import vector_dtype
+from headrace.formats.litdata.format import said_by, vector_dtype
 from headrace.types import Buffer, Ints
 
 Tokens = NDArray[np.integer]

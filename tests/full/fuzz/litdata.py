@@ -13,8 +13,7 @@ from full.fuzz.samples import samples_of, table_of
 
 from headrace.errors import FormatError, OptionError
 from headrace.formats.limits import Limits
-from headrace.formats.litdata.format import LITDATA
-from headrace.formats.litdata.trees import nested_value
+from headrace.formats.litdata.format import LITDATA, nested_value
 
 LIMITS = Limits(member_bytes=4000, header_bytes=2000, unpacked_free_bytes=10_000, unpacked_ratio=20, window_bytes=2**20)
 URL = "memory://fuzz/index.json"

@@ -1,10 +1,18 @@
-"""The Parquet format: row groups are blocks, and the chunks of their columns members."""
+"""The Parquet format: row groups are blocks, and the chunks of their columns members.
+
+Predicates are compared with the statistics of row groups, to skip groups without kept rows. A bound of uncertain
+meaning is ignored: the rows are read, and the predicate is evaluated on each.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from itertools import compress
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 import numpy as np
@@ -24,15 +32,28 @@ from headrace.formats.parquet.footer import (
     ColumnChunk,
     FileFacts,
     Footer,
+    Group,
+    ParquetColumn,
     ParquetLeaf,
+    Value,
     opened_parquet,
     read_end,
     read_footer,
 )
 from headrace.formats.parquet.pages import check_pages
-from headrace.formats.parquet.statistics import remaining
 from headrace.formats.pinned_object import SeekableFile
-from headrace.formats.predicates import ALL, NONE, Where, columns_of, kept_rows, known
+from headrace.formats.predicates import (
+    ALL,
+    NONE,
+    Term,
+    Where,
+    check_kinds,
+    columns_of,
+    kept_rows,
+    known,
+    number_of,
+    stored_type,
+)
 from headrace.formats.tables import ListedTable, TableFormat, constants_of
 from headrace.types import Buffer
 
@@ -257,3 +278,89 @@ def _without_wrap(fine: Arrow, coarse: Arrow) -> Arrow:
             ) from None
         return coarse
     return fine
+
+
+class Question(NamedTuple):
+    """A term of a predicate for the bounds of a leaf.
+
+    Attributes:
+        bound: Parses the bytes of a bound. May raise, or return None for an unknown bound.
+        values: The values of the term, comparable with bounds, ascending.
+    """
+
+    op: str
+    position: int
+    bound: Callable[[bytes], Any]
+    values: Sequence[Any]
+
+
+def remaining(where: Where, footer: Footer) -> list[Where]:
+    """Return the alternatives of `where` that may hold in each row group. Incomparable columns raise an OptionError."""
+    by_name = {column.name: column for column in footer.columns}
+    check_kinds(where, {name: column.type for name, column in by_name.items()})
+
+    def question(term: Term) -> Question:
+        column = by_name[term.column]
+        kind = stored_type(column.type)
+        if term.kind == "text":
+            values = [str(value).encode("utf-8", "surrogatepass") for value in term.values]
+        else:
+            values = [number_of(value, kind) for value in term.values]
+        return Question(term.op, column.leaves[0].position, _bounds(column, kind), sorted(values))
+
+    asked = [list(map(question, some)) for some in where]
+    return [
+        tuple(compress(where, [all(_may_hold(one, group) for one in these) for these in asked])) if group.rows else NONE
+        for group in footer.groups
+    ]
+
+
+def _may_hold(asked: Question, group: Group) -> bool:
+    op, values, said = asked.op, asked.values, group.statistics[asked.position]
+    if op == "not in":
+        return True
+    if said.missing == group.chunks[asked.position].values:
+        return False
+    low, high = _bound(asked, said.low), _bound(asked, said.high)
+    if low is None or high is None or low > high:
+        return True
+    match op:
+        case "==" | "in":
+            least = bisect.bisect_left(values, low)  # the first value that is not below the bounds
+            return least < len(values) and bool(values[least] <= high)
+        case "<":
+            return bool(low < values[0])
+        case "<=":
+            return bool(low <= values[0])
+        case ">":
+            return bool(high > values[0])
+        case ">=":
+            return bool(high >= values[0])
+        case _:
+            return True
+
+
+def _bound(asked: Question, said: Value | None) -> Any:
+    try:
+        return asked.bound(said) if type(said) is bytes else None
+    except (struct.error, ValueError):
+        return None
+
+
+def _bounds(column: ParquetColumn, kind: Arrow) -> Callable[[bytes], Any]:
+    """Return a parser of the bounds of a column, whose values are stored as `kind`."""
+    types, physical = library().types, column.leaves[0].physical
+    if types.is_boolean(kind):
+        return {b"\0": False, b"\1": True}.get
+    if types.is_floating(kind):
+        number = struct.Struct("<f" if physical == "FLOAT" else "<d")
+        return lambda data: None if math.isnan(value := number.unpack(data)[0]) else value
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind):
+        return bytes
+    is_scaled = types.is_decimal(kind) or (types.is_timestamp(kind) and kind.unit == "s")  # Parquet has no seconds
+    if physical not in ("INT32", "INT64") or is_scaled:
+        return lambda data: None  # noqa: ARG005
+    whole = struct.Struct("<" + ("i" if physical == "INT32" else "q"))
+    if types.is_unsigned_integer(kind):
+        whole = struct.Struct(whole.format.upper())
+    return lambda data: whole.unpack(data)[0]
