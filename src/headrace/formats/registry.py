@@ -151,12 +151,11 @@ def formats_by_names() -> Callable[[str], KnownFormat | None]:
     return says
 
 
-def sniffed(url: str, head: bytes) -> Format | None:
-    """Return the format that the first bytes of an object show."""
-    name = path_of(url).rpartition("/")[2]
-    forms = [known.load() for known in known_formats().values()]
-    sure = [form.sniff(name, head) for form in forms]
-    return forms[sure.index(max(sure))] if max(sure) > 0 else None
+def sniffed(name: str, head: bytes, known: Iterable[KnownFormat] | None = None) -> Format | None:
+    """Return the format that an object's name and first bytes show, of all formats or of those that are given."""
+    forms = [one.load() for one in (known_formats().values() if known is None else known)]
+    sure = {form.sniff(name, head): form for form in reversed(forms)}
+    return sure[max(sure)] if max(sure, default=0.0) > 0 else None
 
 
 def _checked(one: Format) -> Format:

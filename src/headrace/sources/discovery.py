@@ -191,7 +191,7 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
     kind, by_bytes = kind_of(url), kind_by_bytes(head)
     if kind is not None and by_bytes in (None, kind):
         return _by_unpacked_bytes(url, asks, head, kind), "unpacked"
-    if (form := sniffed(url, head)) is not None:
+    if (form := sniffed(_name_of(url), head)) is not None:
         return form, "first"
     if by_bytes is not None:
         name, ending = without_compression(path_of(url)).rpartition("/")[2], ending_of(by_bytes)
@@ -203,13 +203,17 @@ def _by_bytes(url: str, asks: Asks, head: bytes | None) -> tuple[Format | None, 
     return None, ""
 
 
+def _name_of(url: str) -> str:
+    return path_of(url).rpartition("/")[2]
+
+
 def _by_unpacked_bytes(url: str, asks: Asks, head: bytes, kind: str) -> Format | None:
     from headrace.formats.format import packing_of
 
     begin = begin_of(kind, head, SNIFFED_BYTES)
     if not begin:  # bzip2 and Zstandard decompress whole blocks only
         begin = begin_of(kind, asks(url, _BLOCK_BYTES) or b"", SNIFFED_BYTES)
-    form = sniffed(url, begin)
+    form = sniffed(_name_of(url), begin)
     return None if form is None or packing_of(form, url) is None else form
 
 
@@ -321,9 +325,9 @@ def _catalogue(urls: Sequence[str], form: Format | None, asks: Asks, limits: Lim
     facts: dict[tuple[str, str], None] = {}
     reads: Format | None = None
     for url in urls:
-        for place, name in _places_of_catalogues(url, tuple(named)):
+        for place, name in places_of_catalogues(url, tuple(named)):
             data = asks(place, None)
-            said = None if data is None else form or _surest(named[name], data)
+            said = None if data is None else form or sniffed(name, data[:SNIFFED_BYTES], named[name])
             if data is None or said is None:
                 continue
             form = said
@@ -351,7 +355,7 @@ def _beside(asks: Asks, place: str, name: str) -> bytes | None:
     return asks(beside(place, name), None)
 
 
-def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
+def places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str]]:
     """Return (address, name) of each catalogue that an address may mean: itself, or inside it."""
     from headrace.formats.catalogues import split_path
 
@@ -362,13 +366,6 @@ def _places_of_catalogues(url: str, names: Sequence[str]) -> list[tuple[str, str
     if "." in path.rpartition("/")[2]:
         return []
     return [(f"{path.rstrip('/')}/{name}{rest}", name) for name in names]
-
-
-def _surest(known: Sequence[KnownFormat], data: bytes) -> Format | None:
-    """Return the format whose `sniff` is highest for this catalogue; None if all are 0."""
-    forms = [one.load() for one in known]
-    sure = {one.sniff(one.catalogue or "", data[:SNIFFED_BYTES]): one for one in forms}
-    return sure[max(sure)] if max(sure, default=0.0) > 0 else None
 
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
