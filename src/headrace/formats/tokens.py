@@ -315,9 +315,6 @@ class TokenWindows:
     stride: int
     has_short: bool = False
 
-    def count(self, tokens: int) -> int:
-        return int(self.counts(np.array([tokens]))[0])
-
     def counts(self, tokens: Ints) -> Ints:
         counts = np.maximum((tokens - self.length) // self.stride + 1, 0)
         if self.has_short:
@@ -325,18 +322,13 @@ class TokenWindows:
             counts = np.where(tokens > 0, np.maximum(-((shared - tokens) // self.stride), 1), counts)
         return np.asarray(counts, np.int64)
 
-    def begins(self, numbers: Ints) -> Ints:
-        return np.asarray(numbers, np.int64) * self.stride
-
-    def ends(self, numbers: Ints, tokens: int) -> Ints:
-        return np.minimum(self.begins(numbers) + self.length, tokens)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowsOfDocuments:
     """Windows that do not cross documents: those of the first document, then those of the next.
 
-    `documents` are starts and the end of the last. `firsts` are first windows, and the number of windows.
+    A file without documents counts as one. `documents` are starts and the end of the last. `firsts` are first
+    windows, and the number of windows.
     """
 
     windows: TokenWindows
@@ -356,7 +348,7 @@ class WindowsOfDocuments:
 
     def places(self, numbers: Ints) -> tuple[Ints, Ints]:
         document = np.searchsorted(self.firsts, numbers, side="right") - 1
-        begins = self.documents[document] + self.windows.begins(numbers - self.firsts[document])
+        begins = self.documents[document] + (numbers - self.firsts[document]) * self.windows.stride
         return begins, np.minimum(begins + self.windows.length, self.documents[document + 1])
 
 

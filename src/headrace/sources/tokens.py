@@ -44,7 +44,7 @@ from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.sources.bodies import Where, bodies_at, version_of
 from headrace.sources.constructors import Urls
-from headrace.sources.discovery import expand, is_pattern, names_at
+from headrace.sources.discovery import expand, is_pattern, names_at, places_of_catalogues
 from headrace.sources.entries import Facts, check_listed
 from headrace.sources.reading import found
 from headrace.sources.shards import IndexedShards, IndexedShardSource, current_reader
@@ -93,21 +93,18 @@ class TokenTable:
     """The samples of one file.
 
     Attributes:
-        windows: Windows of the whole file. None: samples are documents, or windows of documents.
+        windows: Windows of the whole file, or of its documents. None: samples are documents.
         documents: Starts of documents, ascending. If samples are documents, the last one's end follows.
     """
 
     file: TokenFile
-    windows: TokenWindows | None
+    windows: WindowsOfDocuments | None
     documents: Ints | None = None
-    separate: WindowsOfDocuments | None = None
 
     @property
     def count(self) -> int:
-        if self.separate is not None:
-            return self.separate.count
         if self.windows is not None:
-            return self.windows.count(self.file.count)
+            return self.windows.count
         return 0 if self.documents is None else len(self.documents) - 1
 
     def shard(self, chosen: Ints) -> ShardIndex:
@@ -120,10 +117,8 @@ class TokenTable:
 
     def places(self, chosen: Ints) -> tuple[Ints, Ints]:
         """Return (starts, ends) of samples in the file, in tokens."""
-        if self.separate is not None:
-            return self.separate.places(chosen)
         if self.windows is not None:
-            return self.windows.begins(chosen), self.windows.ends(chosen, self.file.count)
+            return self.windows.places(chosen)
         assert self.documents is not None
         return self.documents[chosen], self.documents[chosen + 1]
 
@@ -161,8 +156,7 @@ class TokenFiles:
         return table.shard(np.arange(table.count))
 
     def _nbytes(self, table: TokenTable) -> int:
-        windows = table.windows if table.separate is None else table.separate.windows
-        most = table.file.count if windows is None else table.count * windows.length
+        most = table.file.count if table.windows is None else table.count * table.windows.windows.length
         return most * table.file.dtype.itemsize
 
     async def _table(self, reader: Reads, urls: Sequence[str], ordinal: int) -> TokenTable:
@@ -185,7 +179,8 @@ class TokenFiles:
             return TokenTable(file, None, documents)
         if settings.documents == "separate":
             return await self._separate(pinned, file, documents)
-        table = TokenTable(file, self._windows(file), None if documents is None else np.unique(documents[:-1]))
+        windows = WindowsOfDocuments.of(self._windows(file), np.array([0, file.count]))
+        table = TokenTable(file, windows, None if documents is None else np.unique(documents[:-1]))
         if not table.count and chunk is None:
             raise self._too_short(url, file.count)
         return table
@@ -198,7 +193,7 @@ class TokenFiles:
         if documents is None:
             assert self.settings.eos is not None
             documents = await documents_by_eos(pinned, file, self.settings.eos, self._limits.member_bytes)
-        table = TokenTable(file, None, separate=WindowsOfDocuments.of(windows, documents))
+        table = TokenTable(file, WindowsOfDocuments.of(windows, documents))
         if not table.count:
             longest = int(np.diff(documents).max())
             text = f"the longest of its {len(documents) - 1} documents has {longest} tokens, and a window"
@@ -473,16 +468,14 @@ def _check(window: object, stride: object, eos: object, documents: object, tail:
 
 def _chunks(urls: tuple[str, ...], storage_options: Mapping[str, object] | None) -> Sequence[Chunk]:
     """Return the chunks of LitData folders. Empty if the URLs are files."""
-    names = [split_path(url)[0].rpartition("/")[2] for url in urls]
-    if not all(name == _CATALOGUE or "." not in name for name in names):
+    places = [place for url in urls for place, _ in places_of_catalogues(url, (_CATALOGUE,))]
+    if len(places) < len(urls):
         return ()
     chunks: list[Chunk] = []
-    for url, name in zip(urls, names, strict=True):
-        path, rest = split_path(url)
-        place = url if name == _CATALOGUE else f"{path.rstrip('/')}/{_CATALOGUE}{rest}"
+    for url, place in zip(urls, places, strict=True):
         data = blocking(partial(found, place, None, storage_options))
         if data is None:
-            if name != _CATALOGUE and not chunks:
+            if place != url and not chunks:
                 return ()
             raise OptionError.at(url, f"is no folder of LitData: its {_CATALOGUE} cannot be read")
         chunks += litdata_listed(place, data)
