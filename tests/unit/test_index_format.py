@@ -30,7 +30,7 @@ from headrace.formats.index import shard as named_arrays
 from headrace.formats.index.file import HEAD, MAGIC, Entry, check_block, pack_directory, read_directory, read_head
 from headrace.formats.index.shard import ShardIndex, pack_arrays, smallest, unpack_arrays
 from headrace.formats.limits import DEFAULTS
-from headrace.indexes.building import Journal, index_of_one, write_index
+from headrace.indexes.building import index_of_one, read_journal, write_index
 from headrace.indexes.index import OwnTables
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"
@@ -237,7 +237,7 @@ def test_index_file_returns_each_shard() -> None:
     other = replace(SMALL, etag=None, size=-1)
     for url, one in {"s3://b/x/0.tar": SMALL, "s3://b/x/1.tar": other}.items():
         journal.write(index_of_one(Entry.of(url, one, one.pack()), one.pack()))
-    entries = list(Journal(journal))
+    entries, _ = read_journal(journal)
     entries.insert(1, Entry(name="s3://b/x/\udcff.tar", samples=77))
     write_index(out, entries, journal)
     data = out.getvalue()
@@ -360,9 +360,8 @@ ONE, TWO = Entry(name="s3://b/0.tar", samples=3, etag='"x"', size=9), Entry(name
 @given(st.data())
 def test_journal_ends_before_a_torn_or_damaged_record(data: st.DataObject) -> None:
     first = len(journal_of(ONE))
-    journal = Journal(io.BytesIO(damaged(data, journal_of(ONE, TWO), first)))
-    assert [entry.name for entry in journal] == [ONE.name]
-    assert journal.end == first
+    entries, end = read_journal(io.BytesIO(damaged(data, journal_of(ONE, TWO), first)))
+    assert ([entry.name for entry in entries], end) == ([ONE.name], first)
 
 
 @pytest.mark.parametrize("record", [
@@ -375,15 +374,14 @@ def test_journal_ends_before_a_torn_or_damaged_record(data: st.DataObject) -> No
     HEAD.pack(MAGIC, 1, 0, 2**40) + bytes(99),
 ])  # fmt: skip
 def test_journal_ends_when_a_record_is_no_index_of_one_shard(record: bytes) -> None:
-    journal = Journal(io.BytesIO(journal_of(ONE) + record))
-    assert [entry.name for entry in journal] == [ONE.name]
-    assert journal.end == len(journal_of(ONE))
+    entries, end = read_journal(io.BytesIO(journal_of(ONE) + record))
+    assert ([entry.name for entry in entries], end) == ([ONE.name], len(journal_of(ONE)))
 
 
 def test_write_index_refuses_when_the_journal_has_changed() -> None:
     block = SMALL.pack()
     record = index_of_one(Entry.of("a", SMALL, block), block)
-    entries = list(Journal(io.BytesIO(record)))
+    entries, _ = read_journal(io.BytesIO(record))
     with pytest.raises(FormatError, match="CRC-32"):
         write_index(io.BytesIO(), entries, io.BytesIO(record[:-1] + b"?"))
     with pytest.raises(FormatError, match="journal ends inside the index of a"):

@@ -266,10 +266,9 @@ async def open_spool(path: Path, *, waits: bool = False) -> Spool:
 class Spool:
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self._path, self._file, self._lock = path, file, threading.Lock()
-        journal = Journal(file)
-        self.entries = {entry.name: entry for entry in journal}
-        self._end = journal.end
-        file.truncate(journal.end)  # an incomplete record of a killed process
+        entries, self._end = read_journal(file)
+        self.entries = {entry.name: entry for entry in entries}
+        file.truncate(self._end)  # an incomplete record of a killed process
 
     def add(self, entry: Entry, block: bytes) -> Entry:
         record = index_of_one(entry, block)
@@ -317,42 +316,35 @@ def index_of_one(entry: Entry, block: Buffer = b"") -> bytes:
     return pack_directory([replace(entry, length=len(block), check=zlib.crc32(block))]) + block
 
 
-class Journal:
-    """Iterates over the entries of a journal, up to the first incomplete or damaged record.
+def read_journal(file: IO[bytes]) -> tuple[list[Entry], int]:
+    """Return the entries of a journal, up to the first incomplete or damaged record, and the end of the last one.
 
     Entries have `start` and `length` of their block in the journal. Of several entries of one object the last one is
-    valid. Truncate the journal at `end` before appending to it.
+    valid. Truncate the journal at the end before appending to it.
     """
+    entries, end, size = list[Entry](), 0, file.seek(0, io.SEEK_END)
+    while (entry := _record(file, end, size)) is not None:
+        entries.append(entry)
+        end = entry.start + entry.length
+    return entries, end
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.end = 0
 
-    def __iter__(self) -> Iterator[Entry]:
-        self.end = 0
-        size = self._file.seek(0, io.SEEK_END)
-        while (entry := self._read(self.end, size)) is not None:
-            yield entry
-
-    def _read(self, at: int, size: int) -> Entry | None:
-        self._file.seek(at)
-        head = self._file.read(HEAD.size)
-        try:
-            start = at + read_head(head)
-            if start > size:
-                return None
-            directory = read_directory(head + self._file.read(start - at - HEAD.size))
-        except FormatError:
+def _record(file: IO[bytes], at: int, size: int) -> Entry | None:
+    file.seek(at)
+    head = file.read(HEAD.size)
+    try:
+        start = at + read_head(head)
+        if start > size:
             return None
-        if len(directory) != 1 or start + directory[0].length > size:
+        directory = read_directory(head + file.read(start - at - HEAD.size))
+        if len(directory) != 1:
             return None
-        entry, check = replace(directory[0], start=start), 0
-        for piece in _pieces(self._file, entry):
-            check = zlib.crc32(piece, check)
-        if check != entry.check:
-            return None
-        self.end = start + entry.length
-        return entry
+        entry = replace(directory[0], start=start)
+        for _ in _pieces(file, entry):
+            pass
+    except FormatError:
+        return None
+    return entry
 
 
 def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -> int:
@@ -361,24 +353,23 @@ def write_index(file: IO[bytes], entries: Sequence[Entry], journal: IO[bytes]) -
         raise ValueError("two entries of one index have the same address")
     written = file.write(pack_directory(entries))
     for entry in entries:
-        check = 0
         for piece in _pieces(journal, entry):
-            check = zlib.crc32(piece, check)
             written += file.write(piece)
-        if check != entry.check:
-            raise wrong_check(entry.name)
     return written
 
 
 def _pieces(journal: IO[bytes], entry: Entry) -> Iterator[bytes]:
+    """Iterate over the bytes of a block. Raises a FormatError at its end if they do not match their checksum."""
     journal.seek(entry.start)
-    left = entry.length
+    left, check = entry.length, 0
     while left:
         piece = journal.read(min(left, _PIECE))
         if not piece:
             raise FormatError(f"the journal ends inside the index of {masked(entry.name)}", url=entry.name)
-        left -= len(piece)
+        left, check = left - len(piece), zlib.crc32(piece, check)
         yield piece
+    if check != entry.check:
+        raise wrong_check(entry.name)
 
 
 _UNPACKED_PIECE = 2**20

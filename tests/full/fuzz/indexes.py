@@ -21,7 +21,7 @@ from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
 from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
 from headrace.formats.index.shard import MOST, ShardIndex
-from headrace.indexes.building import Journal, index_of_one, write_index
+from headrace.indexes.building import index_of_one, read_journal, write_index
 
 WHAT = "s3://bucket/train.idx"
 FIELDS = ("jpg", "cls", "seg.png", "ünï", "bad\udcff", "")
@@ -33,7 +33,7 @@ def _built(data: bytes) -> None:
     assert listed_index(ShardIndex.unpack(packed, WHAT)) == listed_index(made)
     entry = Entry.of("s3://bucket/a.tar", made, packed)
     journal, file = io.BytesIO(index_of_one(entry, packed)), io.BytesIO()
-    write_index(file, list(Journal(journal)), journal)
+    write_index(file, read_journal(journal)[0], journal)
     directory = read_directory(file.getvalue(), WHAT)
     start, stop, check_number = directory.block(0)
     assert len(directory) == 1
@@ -43,11 +43,11 @@ def _built(data: bytes) -> None:
 
 def _journal(data: bytes) -> None:
     file = io.BytesIO(data)
-    journal, end, entries = Journal(file), 0, []
-    for entry in journal:
-        assert end < entry.start <= entry.start + entry.length == journal.end <= len(data)
-        end = journal.end
-        entries.append(entry)
+    (entries, last), end = read_journal(file), 0
+    for entry in entries:
+        assert end < entry.start
+        end = entry.start + entry.length
+    assert end == last <= len(data)
     if len({entry.name for entry in entries}) == len(entries):
         out = io.BytesIO()
         write_index(out, entries, file)
@@ -80,7 +80,7 @@ def seeds() -> Iterator[bytes]:
             for k in range(count)
         ]
         journal, file = io.BytesIO(b"".join(map(index_of_one, entries)) + GOOD_RECORD), io.BytesIO()
-        write_index(file, list(Journal(journal)), journal)
+        write_index(file, read_journal(journal)[0], journal)
         directory = file.getvalue()
         body = zlib.decompressobj().decompress(directory[HEAD.size + 8 :])
         yield from (b"\x03" + directory, b"\x04" + body, b"\x05" + _undescribed(body))
