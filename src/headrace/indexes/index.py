@@ -127,18 +127,13 @@ class OneFile:
         self._url = url
 
     async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
-        url, what = self._url, masked(self._url)
-        head, directory, order = await open_file(reader, url, urls)
+        file = await open_file(reader, self._url, urls)
 
         async def load(reader: Reads, ordinal: int) -> ShardIndex | None:
-            start, stop, check = directory.block(int(order[ordinal]))
-            if start == stop:
-                return None
-            block = head[start:stop] if stop <= len(head) else await reader.read(url, start, stop)
-            check_block(block, check, what)
-            return ShardIndex.unpack(block, what)
+            block = await file.block(reader, ordinal)
+            return ShardIndex.unpack(block, masked(file.url)) if block else None
 
-        samples, nbytes = directory.samples[order], directory.nbytes[order]
+        samples, nbytes = file.directory.samples[file.order], file.directory.nbytes[file.order]
         mean = None if not nbytes.all() or not samples.sum() else float(nbytes.sum() / samples.sum())
         return OpenedIndex(samples, load, mean)
 
@@ -186,11 +181,25 @@ class FileForEach:
         return ShardIndex.unpack(data[start:stop], what)
 
 
-async def open_file(reader: Reads, url: str, urls: Sequence[str]) -> tuple[bytes, Directory, Ints]:
-    """Read the directory of the index file at `url`.
+class OpenedFile(NamedTuple):
+    """An index file: its first bytes, its directory, and the number of each shard in the directory."""
 
-    Return the first bytes of the file, the directory, and the number of each of `urls` in the directory.
-    """
+    url: str
+    head: bytes
+    directory: Directory
+    order: Ints
+
+    async def block(self, reader: Reads, ordinal: int) -> bytes:
+        """Return the block of a shard. Empty if only its samples were counted."""
+        start, stop, check = self.directory.block(int(self.order[ordinal]))
+        block = self.head[start:stop] if stop <= len(self.head) else await reader.read(self.url, start, stop)
+        if stop > start:
+            check_block(block, check, masked(self.url))
+        return block
+
+
+async def open_file(reader: Reads, url: str, urls: Sequence[str]) -> OpenedFile:
+    """Read the directory of the index file at `url`, which must list `urls`."""
     what = masked(url)
     head = await reader.read(url, 0, _FIRST_BYTES)
     end = read_head(head, what)
@@ -204,7 +213,7 @@ async def open_file(reader: Reads, url: str, urls: Sequence[str]) -> tuple[bytes
         raise FormatError(
             f"{what} does not list {masked(urls[missing[0]])}{more}: make an index of all shards", url=url
         )
-    return head, directory, order
+    return OpenedFile(url, head, directory, order)
 
 
 def _nbytes(shard: ShardIndex) -> int:

@@ -20,15 +20,13 @@ from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking, fingerprint_of, forwarded
 from headrace.dataset.stream import Stream, Urls
 from headrace.errors import FormatError, ObjectChangedError, masked, printable
-from headrace.formats.index.file import Directory, check_block
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.mp4.format import MP4, VideoTable, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.frames import BODIES, PIECES, ClipDecoder, Piece, check_decoder, pieces_of
-from headrace.formats.mp4.tables import Tables
 from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.indexes.building import build_file
 from headrace.indexes.cache_path import cache_path, cached
-from headrace.indexes.index import HeldReads, open_file
+from headrace.indexes.index import HeldReads, OpenedFile, open_file
 from headrace.ops.operator import EachSample
 from headrace.sources.bodies import read_exactly
 from headrace.sources.discovery import Names, names_at
@@ -52,26 +50,18 @@ class Videos:
 
     def __init__(self, urls: Sequence[str], place: str | None, limits: Limits, *, is_built: bool = False) -> None:
         self.urls, self.place, self.limits, self.is_built = urls, place, limits, is_built
-        self._directory: tuple[Directory, Ints] | None = None
+        self._file: OpenedFile | None = None
         self._held = HeldReads[Video](lambda video: video[0].nbytes)
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(Videos, is_built=self.is_built), (self.urls, self.place, self.limits)
 
-    async def counts(self, reader: Reads) -> Ints:
-        """Return the number of displayed frames of each video. May read all tables."""
+    async def open(self, reader: Reads) -> Ints | None:
+        """Build the index file if needed. Return its numbers of displayed frames. None: there is no such file."""
         if self.place is None:
-            return np.array(await for_each(len(self.urls), partial(self._count, reader)), np.int64)
-        directory, found = await self._opened(reader, self.place)
-        return directory.samples[found]
-
-    async def open(self, reader: Reads) -> None:
-        """Build the index file if needed, and read its directory."""
-        if self.place is not None:
-            await self._opened(reader, self.place)
-
-    async def _count(self, reader: Reads, ordinal: int) -> int:
-        return len((await self.video(reader, ordinal))[0])
+            return None
+        file = await self._opened(reader, self.place)
+        return file.directory.samples[file.order]
 
     async def video(self, reader: Reads, ordinal: int) -> Video:
         return await self._held.get(ordinal, partial(self._load, reader, ordinal))
@@ -86,26 +76,19 @@ class Videos:
             tables = await read_tables(shard, self.limits)
             version = Version(shard.size, shard.etag)
         else:
-            tables, version = await self._kept(reader, self.place, ordinal)
+            file = await self._opened(reader, self.place)
+            tables = unpack_tables(await file.block(reader, ordinal), masked(self.place))
+            entry = file.directory[int(file.order[ordinal])]
+            version = Version(entry.size, entry.etag)
         size = -1 if version.size is None else version.size
         return table_of(tables, url, size, self.limits), version
 
-    async def _kept(self, reader: Reads, place: str, ordinal: int) -> tuple[Tables, Version]:
-        directory, found = await self._opened(reader, place)
-        at, what = int(found[ordinal]), masked(place)
-        start, stop, check = directory.block(at)
-        block = await reader.read(place, start, stop)
-        check_block(block, check, what)
-        return unpack_tables(block, what), Version(int(directory.sizes[at]), directory.etag(at))
-
-    async def _opened(self, reader: Reads, place: str) -> tuple[Directory, Ints]:
-        if self._directory is not None:
-            return self._directory
-        if self.is_built:
-            await build_file(reader, self.urls, Path(place), form=MP4, limits=self.limits)
-        _, directory, found = await open_file(reader, place, self.urls)
-        self._directory = directory, found
-        return self._directory
+    async def _opened(self, reader: Reads, place: str) -> OpenedFile:
+        if self._file is None:
+            if self.is_built:
+                await build_file(reader, self.urls, Path(place), form=MP4, limits=self.limits)
+            self._file = await open_file(reader, place, self.urls)
+        return self._file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +194,11 @@ class VideoClips(AsyncDataset):
     async def _counts(self) -> Ints:
         clips = self.clips
         async with self._readers.use() as reader:
-            await self.videos.open(reader)
+            frames = await self.videos.open(reader)
             if clips.of_each is not None:
                 return np.full(len(self.urls), clips.of_each)
-            frames = await self.videos.counts(reader) if clips.fps is None else await self._frames(reader)
+            if frames is None or clips.fps is not None:
+                frames = await self._frames(reader)
         short = np.flatnonzero(frames < clips.span)
         if len(short) and clips.short == "error":
             first = int(short[0])
@@ -441,13 +425,12 @@ def video(
     else:
         names = names_at(urls, storage_options, kept=listing == "kept", folders=MP4.suffixes)
     paths = names.urls
+    place: str | os.PathLike[str] | None = index
     if index == "build":
-        videos = Videos(paths, str(cache_path(paths, storage_options, MP4)), limits, is_built=True)
+        place = cache_path(paths, storage_options, MP4)
     elif index == "auto":
         place = cached(paths, storage_options, MP4)
-        videos = Videos(paths, None if place is None else str(place), limits)
-    else:
-        videos = Videos(paths, None if index is None else os.fspath(index), limits)
+    videos = Videos(paths, None if place is None else os.fspath(place), limits, is_built=index == "build")
     decode = EachSample(Step("decode(clip)", "map", ClipDecoder(decoder, limits, size), is_implied=True), opens=True)
     if listed is not None:
         return Stream(ListedClips(videos, listed, storage_options), (decode,))

@@ -22,6 +22,7 @@ from headrace.formats.mp4.tables import (
     HEAD_BYTES,
     REMUX,
     Box,
+    Samples,
     Tables,
     find_tables,
     fragment_samples,
@@ -58,26 +59,15 @@ class Track:
 
 
 @dataclass(frozen=True)
-class VideoTable:
+class VideoTable(Samples):
     """The frames of a video, in decoding order.
 
     Attributes:
-        offset, size: Bytes of each frame in the file.
-        delta: Ticks until the next frame is decoded.
-        pts: Presentation time, in ticks of the track.
-        is_key: True if decoding can begin there.
-        description: Number of the track's sample description, from 1.
         shown: Numbers of the shown frames, in presentation order.
         begin_s: Time in seconds of a frame whose `pts` is 0.
     """
 
     track: Track
-    offset: Ints
-    size: Ints
-    delta: Ints
-    pts: Ints
-    is_key: NDArray[np.bool_]
-    description: Ints
     shown: Ints
     begin_s: float
 
@@ -186,17 +176,8 @@ def read_table(tables: Tables, size: int, limits: Limits) -> VideoTable:
         raise ValueError("its edit list shows none of its frames")
     if (np.diff(pts[shown]) == 0).any():
         raise ValueError("two of its frames are shown at the same time")
-    return VideoTable(
-        _track(trak, timescale, whole.description, limits),
-        whole.offset,
-        whole.size,
-        whole.delta,
-        pts,
-        whole.is_key,
-        whole.description,
-        shown,
-        begin_s - media_time / timescale,
-    )
+    track = _track(trak, timescale, whole.description, limits)
+    return VideoTable(**vars(whole), track=track, shown=shown, begin_s=begin_s - media_time / timescale)
 
 
 def _timescale(box: Box) -> int:

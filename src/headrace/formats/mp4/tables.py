@@ -16,6 +16,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,7 +117,7 @@ FRAMES_MOST = 2**26
 REMUX = "`ffmpeg -i IN.mp4 -c copy -movflags +faststart OUT.mp4` makes a plain file of it"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Samples:
     """Consecutive frames in decoding order.
 
@@ -136,7 +137,7 @@ class Samples:
     is_key: NDArray[np.bool_]
     description: Ints
 
-    @property
+    @cached_property
     def delta(self) -> Ints:
         """Ticks until the next frame is decoded."""
         return np.diff(self.dts, append=self.end)
