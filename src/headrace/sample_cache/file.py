@@ -14,9 +14,10 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -175,15 +176,11 @@ class MemoryPlace:
         except BaseException:
             os.close(fd)
             raise
-        return SampleFile(fd, identity, count, _FixedRoom(most))
+        return SampleFile(fd, identity, count, partial(_fixed_room, most))
 
 
-@dataclass(frozen=True)
-class _FixedRoom:
-    max_bytes: int
-
-    def __call__(self, nbytes: int) -> int:
-        return self.max_bytes
+def _fixed_room(most: int, nbytes: int) -> int:  # noqa: ARG001
+    return most
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ class FolderPlace:
             fd = self._opened(file, identity, count)
             if fd is not None:
                 os.utime(fd)
-                room = _FolderRoom(self.path, file.name, self.max_bytes)
+                room = partial(_folder_room, self.path, file.name, self.max_bytes)
                 return SampleFile(fd, identity, count, room, is_on_disk=True)
             self._begin(file, identity, count)
         raise OSError(f"{file} changes each time it is opened")
@@ -249,48 +246,36 @@ class FolderPlace:
             Path(temporary).unlink()
 
 
-@dataclass(frozen=True)
-class _FolderRoom:
-    """Size limit of a file in a folder. Removes unused files if needed, oldest use first."""
-
-    path: Path
-    name: str
-    max_bytes: int | None
-
-    def __call__(self, nbytes: int) -> int:
-        own, others = 0, list[tuple[float, int, str]]()
-        for entry, status in self._files():
-            if entry.name == self.name:
+def _folder_room(folder: Path, name: str, most: int | None, nbytes: int) -> int:
+    """Return the size limit of a file in a folder. Remove unused files if needed, oldest use first."""
+    own, others = 0, list[tuple[float, int, Path]]()
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if path.name == name:
                 own = status.st_size
-            elif entry.name.endswith(_SUFFIX):
-                others.append((status.st_mtime, status.st_size, entry.path))
-            elif entry.name.endswith(_PART) and status.st_mtime < time.time() - _ABANDONED_S:
-                Path(entry.path).unlink(missing_ok=True)
-        taken = sum(size for _, size, _ in others)
-        most = self.max_bytes
-        if most is None:
-            disk = os.statvfs(self.path)
-            most = taken + own + disk.f_bavail * disk.f_frsize // _DISK_SHARE
-        for _, size, path in sorted(others):
-            if most - taken >= nbytes:
-                break
-            if _remove_unused(path):
-                taken -= size
-        return most - taken
-
-    def _files(self) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    yield entry, entry.stat(follow_symlinks=False)
+            elif path.name.endswith(_SUFFIX):
+                others.append((status.st_mtime, status.st_size, path))
+            elif path.name.endswith(_PART) and status.st_mtime < time.time() - _ABANDONED_S:
+                path.unlink()
+    taken = sum(size for _, size, _ in others)
+    if most is None:
+        disk = os.statvfs(folder)
+        most = taken + own + disk.f_bavail * disk.f_frsize // _DISK_SHARE
+    for _, size, path in sorted(others):
+        if most - taken >= nbytes:
+            break
+        if _remove_unused(path):
+            taken -= size
+    return most - taken
 
 
-def _remove_unused(path: str) -> bool:
+def _remove_unused(path: Path) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(path).unlink()
+            path.unlink()
         finally:
             os.close(fd)
     except FileNotFoundError:
