@@ -226,16 +226,7 @@ def rows_of_members(keys: NDArray[np.bytes_], offsets: Ints, sizes: Ints, member
 def rows_of_one_block(count: int, offset: int, size: int, member: str) -> Rows:
     """Return a table of `count` samples that are the rows of one block with one member."""
     some = min(count, 1)
-    return Rows(
-        keys_of(np.arange(count)),
-        np.arange(some + 1),
-        np.zeros(some, np.int32),
-        np.full(some, offset, np.int64),
-        np.full(some, size, np.int64),
-        (member,),
-        block=np.zeros(count, np.int64),
-        row=np.arange(count),
-    )
+    return rows_of_blocks(keys_of(np.arange(count)), [count] * some, [[(offset, size, member)]] * some, [None] * some)
 
 
 def rows_of_blocks(
@@ -281,12 +272,8 @@ class RowsOfBlock(Sequence[dict[str, object] | None]):
     def row(self, number: int) -> dict[str, object] | None:
         """Return one sample. `number` is in range."""
 
-    def some(self, numbers: Sequence[int]) -> Sequence[dict[str, object] | None]:
-        """Return several samples. Override it if that is faster; values must equal those of `row`."""
-        return list(map(self.row, numbers))
-
     def columns(self, numbers: Sequence[int]) -> Mapping[str, Iterable[object]] | None:
-        """Return the values of several samples by field. None: use `some` instead.
+        """Return the values of several samples by field. None: use `row` instead.
 
         Override it if all samples have the same fields and none is skipped; values must equal those of `row`.
 
@@ -301,7 +288,7 @@ class RowsOfBlock(Sequence[dict[str, object] | None]):
     def __getitem__(self, at: slice) -> Sequence[dict[str, object] | None]: ...
     def __getitem__(self, at: int | slice) -> dict[str, object] | Sequence[dict[str, object] | None] | None:
         numbers = range(len(self))[at]
-        return self.row(numbers) if isinstance(numbers, int) else self.some(numbers)
+        return self.row(numbers) if isinstance(numbers, int) else list(map(self.row, numbers))
 
 
 class CutRows(RowsOfBlock):

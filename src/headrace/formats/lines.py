@@ -46,6 +46,8 @@ class SuccessiveScanner(abc.ABC):
         done: True once all was scanned or `error` is set.
     """
 
+    _counted = "line"  # what the keys number
+
     def __init__(self, url: str) -> None:
         self.error: FormatError | None = None
         self.done = False
@@ -73,10 +75,10 @@ class SuccessiveScanner(abc.ABC):
     def _found(self, view: memoryview, offset: int, last: bool) -> Rows:
         """Scan one buffer. Damage is stored in `error`."""
 
-    def _fail(self, why: str, line: int, at: int, kind: type[FormatError] = FormatError) -> None:
-        """Stop scanning, due to damage in a sample that starts at the line `line` and byte `at`."""
-        where = f"{masked(self.url)}, line {line}, byte {at}"
-        self.error = kind(f"{why} ({where})", url=self.url, key=str(line), offset=at)
+    def _fail(self, why: str, number: int, at: int, kind: type[FormatError] = FormatError) -> None:
+        """Stop scanning, due to damage in a sample that starts at a line or record `number` and at byte `at`."""
+        where = f"{masked(self.url)}, {self._counted} {number}, byte {at}"
+        self.error = kind(f"{why} ({where})", url=self.url, key=str(number), offset=at)
         self.done = True
 
 

@@ -60,7 +60,7 @@ _DTYPES = dict(
 )
 _DIMENSIONS_MOST = 64
 _DIGITS_MOST = 4300
-_U32 = struct.Struct("<I")
+_COUNT = struct.Struct("<I")
 _PIL = struct.Struct("<III")
 _IMAGE_LISTS = ("list[jpeg]", "list[png]", "list[pil]")
 _MODE_MOST = 16
@@ -218,7 +218,7 @@ def _list(decode: Callable[[bytes], object], data: bytes) -> list[object]:
 
 
 def image_array(data: bytes) -> list[bytes]:
-    (count,) = _U32.unpack_from(data) if len(data) >= 4 else _cut_off()
+    (count,) = _COUNT.unpack_from(data) if len(data) >= 4 else _cut_off()
     if 4 + 4 * count > len(data):
         raise ValueError(f"it claims {count} values, and has {len(data)} bytes")
     sizes = struct.unpack_from(f"<{count}I", data, 4)
@@ -234,9 +234,6 @@ def image_array(data: bytes) -> list[bytes]:
 
 def _cut_off() -> NoReturn:
     raise ValueError("it is cut off")
-
-
-_COUNT = struct.Struct("<I")
 
 
 def count_of(head: Buffer) -> int:
@@ -367,9 +364,8 @@ async def _index_of_packed(reads: Reads, url: str, said: Shard, packed: File, li
     await shard.read(0, 1)
     if shard.size != packed.nbytes:
         raise ValueError(f"it has {shard.size} bytes, and its catalogue lists {packed.nbytes}")
-    hashes = [dict(file.hashes) for file in (said.raw, packed)]
     how = {"columns": said.columns, "samples": said.samples, "bytes": said.raw.nbytes, "kind": said.kind}
-    member = json.dumps({**how, "hashes": hashes}, separators=(",", ":"))
+    member = json.dumps({**how, "hashes": [said.raw.hashes, packed.hashes]}, separators=(",", ":"))
     rows = rows_of_one_block(said.samples, 0, packed.nbytes, member)
     return ShardIndex(rows, None, shard.size, shard.etag)
 
@@ -393,13 +389,11 @@ _SAMPLES_MOST = 2**32 - 1
 _BYTES_MOST = 2**53
 _KINDS = {"zstd": "zstd", "gz": "gzip", "bz2": "bzip2"}
 
-Hashes = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True, slots=True)
 class File:
     nbytes: int
-    hashes: Hashes
+    hashes: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,4 +441,4 @@ def _file(one: object) -> tuple[str, File]:
     digits = None if hashes is None else as_texts([*hashes.values()])
     if hashes is None or digits is None:
         raise ValueError(f"the hashes of its file {name[:80]!r} are none")
-    return name, File(nbytes, tuple(zip(hashes, digits, strict=True)))
+    return name, File(nbytes, dict(zip(hashes, digits, strict=True)))

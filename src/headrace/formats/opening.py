@@ -246,7 +246,7 @@ def _decoded(rows: _Rows, numbers: Sequence[int], keys: Sequence[str], urls: Seq
         return _with_fields(keys, urls, [rows[number] for number in numbers])
     columns = rows.columns(numbers)
     if columns is None or any(map(_is_taken, columns)):
-        return _with_fields(keys, urls, rows.some(numbers))
+        return _with_fields(keys, urls, map(rows.row, numbers))
     return [*dicts_of({"__key__": keys, "__url__": urls, **columns}, len(keys))]
 
 

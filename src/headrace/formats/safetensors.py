@@ -40,6 +40,7 @@ _DTYPES = {
     "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
     "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
 }
+_NAMES = frozenset(("complex128", *(name for name, _ in _DTYPES.values())))
 _FIRST_BYTES = 64 * 1024
 _BYTES_MOST = 2**53
 _DIMENSIONS_MOST = 64
@@ -194,18 +195,11 @@ async def _index_of_rows(reads: Reads, url: str, limits: Limits) -> ShardIndex:
     return ShardIndex(rows_of_one_block(count, 0, shard.size, "tensors"), None, shard.size, shard.etag)
 
 
-DTYPES = (
-    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
-    *("float32", "float64", "complex64", "complex128"),
-    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
-)
-
-
 def tensor_of(dtype: str, shape: Sequence[int], data: Buffer) -> torch.Tensor:
     """Return a tensor that owns its memory. A wrong size or unknown dtype is a ValueError."""
     import torch
 
-    kind: torch.dtype | None = getattr(torch, dtype, None) if dtype in DTYPES else None
+    kind: torch.dtype | None = getattr(torch, dtype, None) if dtype in _NAMES else None
     if kind is None:
         raise ValueError(f"its dtype {dtype!r} is not one of torch {torch.__version__}")
     nbytes = math.prod(shape) * kind.itemsize

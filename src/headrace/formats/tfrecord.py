@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.sample_ranges import Rows
-from headrace.errors import FormatError, LimitError, masked
+from headrace.errors import LimitError
 from headrace.formats.format import Block, Format, keys_of, rows_of_members
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.lines import SuccessiveScanner
@@ -38,6 +38,8 @@ class RecordScanner(SuccessiveScanner):
     two records can only be detected with an index.
     """
 
+    _counted = "record"
+
     def __init__(self, url: str, limits: Limits = DEFAULTS) -> None:
         super().__init__(url)
         self._low = 0  # start of the incomplete record
@@ -55,7 +57,7 @@ class RecordScanner(SuccessiveScanner):
             starts.append(self.low)
             self._low, self._head, self._count = end, b"", self._count + 1
         if last and self.error is None and self.low < self._end:
-            self._refuse(FormatError, f"the file ends within a record, at byte {self._end}")
+            self._fail(f"the file ends within a record, at byte {self._end}", self._count, self.low)
         return self._rows(starts)
 
     def _next(self, view: memoryview, offset: int) -> int | None:
@@ -68,9 +70,10 @@ class RecordScanner(SuccessiveScanner):
         length, crc = HEAD.unpack(self._head)
         if masked_crc(self._head[:8]) != crc:
             what = "the length of a record does not match its checksum"
-            self._refuse(FormatError, what if self.low else f"this is no TFRecord file{looks_like(self._head)}")
+            self._fail(what if self.low else f"this is no TFRecord file{looks_like(self._head)}", self._count, self.low)
         elif length > self._longest:
-            self._refuse(LimitError, f"a record has {length} bytes, over the limit of {self._longest}")
+            text = f"a record has {length} bytes, over the limit of {self._longest}"
+            self._fail(text, self._count, self.low, LimitError)
         end = self.low + AROUND + int(length)
         return end if self.error is None and end <= self._end else None
 
@@ -78,10 +81,6 @@ class RecordScanner(SuccessiveScanner):
         offsets = np.array(starts, np.int64)
         keys = keys_of(np.arange(self._count - len(starts), self._count))
         return rows_of_members(keys, offsets, np.diff(offsets, append=self.low), "record")
-
-    def _refuse(self, kind: type[FormatError], why: str) -> None:
-        where = f"{masked(self.url)}, record {self._count}, byte {self.low}"
-        self.error = kind(f"{why} ({where})", url=self.url, key=str(self._count), offset=self.low)
 
 
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5

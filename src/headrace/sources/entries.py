@@ -237,7 +237,6 @@ class Listing:
 
     Attributes:
         folder: The listed folder, with a slash at its end.
-        nbytes: Total size. None: not known of all.
         left_out: Number of skipped objects, by reason.
         listed_at: Seconds since 1970.
         is_whole: True if there was no pattern.
@@ -246,14 +245,15 @@ class Listing:
     place: str
     folder: str
     urls: Entries
-    nbytes: int | None
     left_out: Mapping[str, int] = field(default_factory=dict)
     listed_at: int = 0
     is_whole: bool = True
 
     @property
     def text(self) -> str:
-        size = "" if self.nbytes is None else f", {self.nbytes:,} bytes"
+        sizes = np.zeros(0) if self.urls.sizes is None else self.urls.sizes
+        is_known = len(sizes) == len(self.urls) and (sizes != UNKNOWN).all()
+        size = f", {int(sizes.sum()):,} bytes" if is_known else ""
         out = ", ".join(f"{count:,} {why}" for why, count in sorted(self.left_out.items()))
         return f"{len(self.urls):,} objects in {masked(self.place)}{size}{f'; skipped: {out}' if out else ''}"
 
@@ -274,28 +274,26 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
         from headrace.formats.json_values import as_number, as_object
 
         urls, about = load_entries(path)
-        nbytes, at = as_number(about.get("nbytes")), as_number(about.get("listed_at"))
+        at = as_number(about.get("listed_at"))
         left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}
         if at is None or None in left_out.values():
             raise FormatError(f"{path} is damaged; remove it", url=str(path))
         counts = {why: count or 0 for why, count in left_out.items()}
-        return Listing(place, urls.revision or folder, urls, nbytes, counts, at, is_whole=pattern is None)
+        return Listing(place, urls.revision or folder, urls, counts, at, is_whole=pattern is None)
     began = int(time.time())
 
     async def attempt() -> Listing:
         pin = await pinned(folder, storage_options)
         there = pin or folder
-        leaves_out = _LeavesOut(len(there), pattern)
-        builder = EntriesBuilder()
+        left_out, builder = Counter[str](), EntriesBuilder()
         async with aclosing(listed(there, levels, storage_options)) as pages:
             async for page in pages:
-                builder.add(leaves_out.chosen(page))
+                builder.add(_chosen(page, len(there), pattern, left_out))
         urls = builder.in_order(len(there))
         urls.revision = pin or ""
-        counts = dict(leaves_out.counts)
         if path is not None:
-            save_entries(urls, path, {"nbytes": leaves_out.nbytes, "left_out": counts, "listed_at": began})
-        return Listing(place, there, urls, leaves_out.nbytes, counts, began, is_whole=pattern is None)
+            save_entries(urls, path, {"left_out": left_out, "listed_at": began})
+        return Listing(place, there, urls, dict(left_out), began, is_whole=pattern is None)
 
     async def attempts() -> Listing:
         for number in range(1, _ATTEMPTS):
@@ -310,27 +308,19 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     return blocking(attempts)
 
 
-class _LeavesOut:
-    def __init__(self, start: int, pattern: Pattern | None) -> None:
-        self._start, self._matches = start, None if pattern is None else pattern.matches
-        self._is_open = pattern is None or pattern.is_open
-        self.counts: Counter[str] = Counter()
-        self.nbytes: int | None = 0
-
-    def chosen(self, page: Sequence[Listed]) -> list[Listed]:
-        data = []
-        start, matches, is_open, hides = self._start, self._matches, self._is_open, self._matches is None
-        for one in page:
-            below = one.path[start:]
-            if matches is not None and not matches(below):
-                continue
-            if is_open and (why := _why_not(below, hides=hides)) is not None:
-                self.counts[why] += 1
-                continue
+def _chosen(page: Sequence[Listed], start: int, pattern: Pattern | None, left_out: Counter[str]) -> list[Listed]:
+    """Return the objects to read, whose paths begin at `start`. Count the others in `left_out`, by reason."""
+    matches, is_open = (None, True) if pattern is None else (pattern.matches, pattern.is_open)
+    data = []
+    for one in page:
+        below = one.path[start:]
+        if matches is not None and not matches(below):
+            continue
+        if is_open and (why := _why_not(below, hides=matches is None)) is not None:
+            left_out[why] += 1
+        else:
             data.append(one)
-        sizes = [one.size for one in data if one.size is not None]
-        self.nbytes = None if self.nbytes is None or len(sizes) < len(data) else self.nbytes + sum(sizes)
-        return data
+    return data
 
 
 def is_data_folder(name: str) -> bool:

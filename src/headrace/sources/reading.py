@@ -107,10 +107,10 @@ async def pinned(folder: str, storage_options: Options) -> str | None:
 class OwnReaders:
     """Provides the running loader's reader if its store options match, else one per event loop.
 
-    `closing` is awaited on the loop before an own reader is closed.
+    `closing`, if given, is awaited on the loop before an own reader is closed.
     """
 
-    def __init__(self, storage_options: Options, closing: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, storage_options: Options, closing: Callable[[], Awaitable[None]] | None = None) -> None:
         self._storage_options, self._closing = dict(storage_options or {}), closing
         self._shared: dict[asyncio.AbstractEventLoop, _SharedReader] = {}
 
@@ -135,7 +135,8 @@ class OwnReaders:
             shared.users -= 1
             if not shared.users:
                 del self._shared[loop]
-                await self._closing()
+                if self._closing is not None:
+                    await self._closing()
                 await shared.reader.aclose()
 
 

@@ -35,7 +35,7 @@ class ZarrStore(Store):
     def __init__(self, url: str, storage_options: Mapping[str, object] | None = None) -> None:
         super().__init__(read_only=True)
         self.url, self.storage_options = url.rstrip("/"), dict(storage_options or {})
-        self._readers = OwnReaders(self.storage_options, _nothing)
+        self._readers = OwnReaders(self.storage_options)
 
     def __reduce__(self) -> tuple[object, ...]:
         return ZarrStore, (self.url, self.storage_options)
@@ -129,6 +129,3 @@ async def _size(reader: Reads, url: str) -> int | None:
         return (await reader.read_into(url, 0, memoryview(bytearray(1)))).size
     except ObjectMissingError:
         return None
-
-
-async def _nothing() -> None: ...
