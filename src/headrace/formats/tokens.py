@@ -135,7 +135,6 @@ def npy(head: FirstBytes) -> TokenFile:
 class Chunk:
     url: str
     items: int
-    nbytes: int
     tokens: int
     dtype: np.dtype[np.integer]
 
@@ -167,8 +166,8 @@ def _chunk(url: str, number: int, one: object, dtype: np.dtype[np.integer]) -> C
             f"chunk {number} has {said!r:.200}: 'chunk_size', 'chunk_bytes' and 'dim' are counts, where it was written "
             "by a TokensLoader",
         )
-    items, nbytes, tokens = (fact or 0 for fact in facts)
-    return Chunk(beside(url, name), items, nbytes, tokens, dtype)
+    items, _, tokens = (fact or 0 for fact in facts)
+    return Chunk(beside(url, name), items, tokens, dtype)
 
 
 def litdata(head: FirstBytes, chunk: Chunk) -> TokenFile:
@@ -208,7 +207,6 @@ class Idx:
     """
 
     url: str
-    size: int
     dtype: np.dtype[np.integer]
     sequences: int
     documents: int
@@ -224,10 +222,6 @@ class Idx:
     @property
     def firsts(self) -> int:
         return self.pointers + 8 * self.sequences
-
-    @property
-    def end(self) -> int:
-        return self.firsts + 8 * (self.documents + 1)
 
 
 def read_idx(head: FirstBytes) -> Idx:
@@ -245,7 +239,7 @@ def read_idx(head: FirstBytes) -> Idx:
         raise damage(head.url, f"its tokens are of {what}: whole numbers are read, types 1 to 5 and 8", 17)
     if max(sequences, entries) > _BYTES_MOST:
         raise damage(head.url, f"it counts {sequences} sequences and {entries} entries of documents", 18)
-    idx = Idx(head.url, head.size, np.dtype(dtype), sequences, max(entries - 1, 0))
+    idx = Idx(head.url, np.dtype(dtype), sequences, max(entries - 1, 0))
     least = idx.firsts + 8 * entries
     if head.size not in (least, least + sequences):
         raise damage(

@@ -238,7 +238,6 @@ class Listing:
     Attributes:
         folder: The listed folder, with a slash at its end.
         left_out: Number of skipped objects, by reason.
-        listed_at: Seconds since 1970.
         is_whole: True if there was no pattern.
     """
 
@@ -246,7 +245,6 @@ class Listing:
     folder: str
     urls: Entries
     left_out: Mapping[str, int] = field(default_factory=dict)
-    listed_at: int = 0
     is_whole: bool = True
 
     @property
@@ -274,13 +272,11 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
         from headrace.formats.json_values import as_number, as_object
 
         urls, about = load_entries(path)
-        at = as_number(about.get("listed_at"))
         left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}
-        if at is None or None in left_out.values():
+        if None in left_out.values():
             raise FormatError(f"{path} is damaged; remove it", url=str(path))
         counts = {why: count or 0 for why, count in left_out.items()}
-        return Listing(place, urls.revision or folder, urls, counts, at, is_whole=pattern is None)
-    began = int(time.time())
+        return Listing(place, urls.revision or folder, urls, counts, is_whole=pattern is None)
 
     async def attempt() -> Listing:
         pin = await pinned(folder, storage_options)
@@ -292,8 +288,8 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
         urls = builder.in_order(len(there))
         urls.revision = pin or ""
         if path is not None:
-            save_entries(urls, path, {"left_out": left_out, "listed_at": began})
-        return Listing(place, there, urls, dict(left_out), began, is_whole=pattern is None)
+            save_entries(urls, path, {"left_out": left_out, "listed_at": int(time.time())})
+        return Listing(place, there, urls, dict(left_out), is_whole=pattern is None)
 
     async def attempts() -> Listing:
         for number in range(1, _ATTEMPTS):
