@@ -335,24 +335,20 @@ MDS = Mds()
 
 
 async def _index(reads: Reads, url: str, said: Shard | None, limits: Limits) -> ShardIndex:
-    wanted = _FIRST_BYTES if said is None else table_bytes(said.samples, limits)
     shard = PinnedObject(reads, url)
     # limit the first read until the size of the object is known
-    head = await shard.head(min(wanted, _AT_FIRST))
-    count = count_of(head) if said is None else said.samples
+    head = await shard.head(_FIRST_BYTES if said is None else min(table_bytes(said.samples, limits), _AT_FIRST))
     if said is not None and said.raw.nbytes != shard.size:
         raise ValueError(f"it has {shard.size} bytes, and its catalogue lists {said.raw.nbytes}")
+    count = count_of(head) if said is None else said.samples
+    end = min(table_bytes(count, limits), shard.size)
+    offsets = offsets_of(await shard.head(end), count, shard.size, limits)
     if said is not None:
         columns = said.columns
-        head = await shard.head(min(wanted, shard.size))
     else:
-        end = min(table_bytes(count, limits), shard.size)
-        head = await shard.head(end)
-        start = int(offsets_of(head, count, shard.size, limits)[0])
+        start = int(offsets[0])
         check_bytes("the head of its settings", start - end, limits.header_bytes)
-        head = await shard.head(start)
-        columns = columns_said(head[end:start])
-    offsets = offsets_of(head, count, shard.size, limits)
+        columns = columns_said((await shard.head(start))[end:start])
     rows = rows_of_members(keys_of(np.arange(count)), offsets[:-1], np.diff(offsets), columns)
     return ShardIndex(rows, None, shard.size, shard.etag)
 
