@@ -165,8 +165,8 @@ def save_entries(entries: Entries, path: Path, about: Mapping[str, object]) -> N
         np.savez(file, **columns)
 
 
-def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
-    """Return (entries, metadata) of a file written by `save_entries`."""
+def load_entries(path: Path) -> tuple[Entries, dict[str, int]]:
+    """Return (entries, numbers of skipped objects by reason) of a file written by `save_entries`."""
     from headrace.sources.kinds import kept_survey
 
     try:
@@ -178,9 +178,10 @@ def load_entries(path: Path) -> tuple[Entries, dict[str, Any]]:
             found.revision = about["revision"]
             if (survey := kept_survey(about["survey"])) is not None:
                 found.survey = survey
+            left_out = {why: int(count) for why, count in dict(about["left_out"]).items()}
     except (BadZipFile, EOFError, KeyError, TypeError, ValueError, zlib.error) as error:
         raise FormatError(f"{path} is no list of names of headrace's, or damaged; remove it", url=str(path)) from error
-    return found, about
+    return found, left_out
 
 
 def listed_of(urls: Sequence[str]) -> Iterator[Listed]:
@@ -269,13 +270,7 @@ def listing_of(place: str, pattern: Pattern | None, storage_options: Options, *,
     folder, levels = (place, None) if pattern is None else (pattern.folder, pattern.levels)
     folder = as_listed(folder)
     if path is not None and path.exists():
-        from headrace.formats.json_values import as_number, as_object
-
-        urls, about = load_entries(path)
-        left_out = {why: as_number(count) for why, count in (as_object(about.get("left_out")) or {}).items()}
-        if None in left_out.values():
-            raise FormatError(f"{path} is damaged; remove it", url=str(path))
-        counts = {why: count or 0 for why, count in left_out.items()}
+        urls, counts = load_entries(path)
         return Listing(place, urls.revision or folder, urls, counts, is_whole=pattern is None)
 
     async def attempt() -> Listing:
