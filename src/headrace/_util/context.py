@@ -9,20 +9,23 @@ from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from anyio import CapacityLimiter
 
-from headrace._util.reads import LoaderReads
+if TYPE_CHECKING:
+    from headrace.fetch.reader import Reader
 
-running_reader: ContextVar[LoaderReads | None] = ContextVar("headrace_running_reader", default=None)
+
+running_reader: ContextVar[Reader | None] = ContextVar("headrace_running_reader", default=None)
 """Reader of the loader on whose loop the code runs. Used by `hr.read`."""
 
 running_loop: ContextVar[AbstractEventLoop | None] = ContextVar("headrace_running_loop", default=None)
 """Loop of that reader. Threads started there, and their loops, inherit the reader and cannot use it."""
 
 
-def reader_here() -> LoaderReads | None:
+def reader_here() -> Reader | None:
     """Return the running reader, if this is its loop."""
     loop = running_loop.get()
     return running_reader.get() if loop is None or loop is get_running_loop() else None

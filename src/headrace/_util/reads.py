@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -129,21 +129,6 @@ class Reads(Protocol):
 
         A negative `start` counts from the end. A shorter object is then read completely.
         """
-        ...
-
-
-class LoaderReads(Reads, Protocol):
-    """The reader of a loader, as used by its data sets."""
-
-    @property
-    def storage_options(self) -> Mapping[str, object]: ...
-
-    async def read_each(self, url: str, ranges: Sequence[tuple[int, int]], *, version: Version) -> list[bytes]:
-        """Return the bytes of each range [start, stop) of a local file. Failed reads are not repeated."""
-        ...
-
-    def count_call(self, name: str, seconds: float, waited: float) -> None:
-        """Count a call of a user function in a thread: seconds of computing and of waiting."""
         ...
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace._util.context import running_reader
-from headrace._util.reads import LoaderReads, Version
+from headrace._util.reads import Version
 from headrace._util.sample_ranges import Rows, Scanner
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.compact import packed
@@ -45,6 +45,7 @@ from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
     from headrace.engine.open_readers import EpochIO
+    from headrace.fetch.reader import Reader
 
 T = TypeVar("T")
 
@@ -317,7 +318,7 @@ class IndexedShardSource(_Sharded, KeySource):
         return io.shards(*_ways(self.data), self.data.expected)
 
 
-def current_reader() -> LoaderReads:
+def current_reader() -> Reader:
     reader = running_reader.get()
     assert reader is not None
     return reader
