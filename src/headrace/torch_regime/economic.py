@@ -120,7 +120,7 @@ class EconomicIterator(ResumableIterator):
         # The form of samples may change between runs. Their time is an estimate anyway, and is kept.
         self._economy.learned = Learned(use_slots, self._economy.learned.sample_s)
         self._drawn, self._is_drawn = 0, False
-        self._first, self._beyond = self._run.point.due, self._run.point.beyond
+        self._first, self._beyond = self.run.point.due, self.run.point.beyond
         self._numbers: dict[int, int] = {}  # number in the epoch, by the engine's number
         self._batches: BatchIterator[object] = runtime.iterate(
             self._economy,
@@ -131,7 +131,7 @@ class EconomicIterator(ResumableIterator):
                 key=self._key(),
                 boundaries=GivenBoundaries(),
             ),
-            Watcher(name="headrace.delivery", progress=_DrawnProgress(self._run, self._numbers)),
+            Watcher(name="headrace.delivery", progress=_DrawnProgress(self.run, self._numbers)),
         )
         # If each `next` receives a batch, its credit wakes the engine. If batches were received ahead, new keys must.
         self._tell: Callable[..., None] = runtime.post if self._batches.looks_ahead else runtime.put
@@ -165,7 +165,7 @@ class EconomicIterator(ResumableIterator):
     def _key(self) -> int:
         economy = self._economy
         epoch, economy.epoch = economy.epoch, economy.epoch + 1
-        self._run.add(epoch_of_samples=epoch, run=self._run_number)
+        self.run.add(epoch_of_samples=epoch, run=self._run_number)
         if economy.seed is not None:
             return sample_seed(economy.seed, epoch)
         return sample_seed(int(self._base_seed), self._run_number)  # drawn for each iterator, not for each of its runs

@@ -48,7 +48,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
             fetcher.ended = self._loaded["copies"][0]["is_over"]
         self._open_run(self._before)
         if self._is_stateful:
-            self._run.copy_now = functools.partial(_copy_now, fetcher)
+            self.run.copy_now = functools.partial(_copy_now, fetcher)
         self._make_again()
         self._mover = mover_of(loader.device)
         self._size, self._batch_size = 1, (loader.batch_size or 1) if self._auto_collation else 1
@@ -70,7 +70,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         return (WorkerSnapshot(blob=blob),) if is_counted else ()
 
     def _make_again(self) -> None:
-        known, *_ = *self._run.point.copies, WorkerSnapshot()
+        known, *_ = *self.run.point.copies, WorkerSnapshot()
         if self._dataset_kind == _DatasetKind.Iterable:
             indices = [next(self._sampler_iter)] * (known.batches - known.known)
         else:
@@ -86,7 +86,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
             if self._mover is not None:
                 batch = self._mover.finish(self._mover.start(batch))
         except StopIteration:
-            self._run.is_finished = True
+            self.run.is_finished = True
             raise
         except BaseException:  # also an interrupt: the index was drawn
             self._receive(self._num_yielded)
@@ -104,7 +104,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
             self._count(self._step, time.perf_counter() - began)
 
     def _receive(self, given: int) -> None:
-        run, fetcher = self._run, self._dataset_fetcher
+        run, fetcher = self.run, self._dataset_fetcher
         if run.indices is not None and run.indices.drawn <= run.point.due:
             return  # the sampler failed
         blob, every = None, self._every()
@@ -116,7 +116,7 @@ class SingleIterator(_SingleProcessDataLoaderIter, ResumableIterator):
         if self._dataset_kind == _DatasetKind.Iterable:
             self._size = self._batch_size
             return super()._next_data()  # type: ignore[no-untyped-call]
-        while self._run.indices is not None and self._run.indices.drawn < self._run.point.due:
+        while self.run.indices is not None and self.run.indices.drawn < self.run.point.due:
             self._next_index()  # type: ignore[no-untyped-call]  # returned already
         index = self._next_index()  # type: ignore[no-untyped-call]
         self._size = len(index) if self._auto_collation else 1

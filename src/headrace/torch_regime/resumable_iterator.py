@@ -110,7 +110,7 @@ class ResumableIterator(_BaseDataLoaderIter):
             )
             self._num_yielded = loaded["batches"]
         self._again = [] if indices is None else indices.until(point.due)
-        self._run = self._snapshots.run = RunProgress(self._common.copy(), indices, self._draws, point)
+        self.run = self._snapshots.run = RunProgress(self._common.copy(), indices, self._draws, point)
 
     def __next__(self) -> Any:
         this: Any = self
@@ -121,10 +121,6 @@ class ResumableIterator(_BaseDataLoaderIter):
             batch = this._next_data()  # without torch's profiler mark, which takes longer than the rest
         self._num_yielded += 1
         return batch
-
-    @property
-    def run(self) -> RunProgress:
-        return self._run
 
     def _first_copies(self) -> tuple[WorkerSnapshot, ...]:
         """Return the initial snapshots of workers' data sets, or the trainer's. Empty if unused."""
@@ -138,7 +134,7 @@ class ResumableIterator(_BaseDataLoaderIter):
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         self._pace.is_asked = True
-        return {**self._run.state(batches)}
+        return {**self.run.state(batches)}
 
 
 def _check_epoch(loaded: StateDict, epoch: int | None) -> None:

@@ -109,8 +109,8 @@ class WorkerIterator(ResumableIterator):
                     self._taken()[0]()
             for made in self._arrived.values():
                 self._pool.drop(made)
-        loaded, point = self._loaded, self._run.point
-        self._run.lock = self._lock
+        loaded, point = self._loaded, self.run.point
+        self.run.lock = self._lock
         self._sent, self._beyond = point.due, point.beyond
         self._under_way: dict[int, int] = {}  # worker by number of a batch sent and not yet due
         self._asked_for: dict[int, int] = {}  # number of samples requested, by batch
@@ -127,10 +127,10 @@ class WorkerIterator(ResumableIterator):
         elif loaded is not None and loaded["copies"] and (self._goes_on or self._persistent_workers):
             self._pool.go_on(self._starts(loaded))
         if point.copies and self._persistent_workers:
-            self._run.ask_now = weakref.WeakMethod(self._pool.ask_now)
+            self.run.ask_now = weakref.WeakMethod(self._pool.ask_now)
         if point.copies and not self._goes_on:
-            self._run.initial = self._pool.initial
-            self._run.ask_initial = weakref.WeakMethod(self._pool.ask_initial)
+            self.run.initial = self._pool.initial
+            self.run.ask_initial = weakref.WeakMethod(self._pool.ask_initial)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -184,7 +184,7 @@ class WorkerIterator(ResumableIterator):
             self._clock.ask()
             while not self._stage():
                 if not self._under_way:
-                    self._run.is_finished = True
+                    self.run.is_finished = True
                     if not self._persistent_workers:
                         self.close()
                     raise StopIteration
@@ -217,11 +217,11 @@ class WorkerIterator(ResumableIterator):
         self._arrived_of[made.worker] -= 1
         if is_map or not died:
             number = (
-                made.batch if is_map else self._run.point.due
+                made.batch if is_map else self.run.point.due
             )  # iterable data: batches of ended workers do not count
-            self._run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
+            self.run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
         if made.worker in self._ends and not self._arrived_of[made.worker]:
-            self._run.end_copy(made.worker, self._ends.pop(made.worker))
+            self.run.end_copy(made.worker, self._ends.pop(made.worker))
 
     def _take_in(self, made: MadeBatch) -> None:
         if made.result[0] != "end":
@@ -234,7 +234,7 @@ class WorkerIterator(ResumableIterator):
             if self._arrived_of[made.worker]:
                 self._ends[made.worker] = made.blob
             else:
-                self._run.end_copy(made.worker, made.blob)
+                self.run.end_copy(made.worker, made.blob)
             self._try_put_index()
 
     def _stage(self) -> bool:
@@ -343,7 +343,7 @@ def _bytes_of(made: MadeBatch) -> int:
         return sum(map(len, result[1]))
     if result[0] == "packed":
         return sum(result[2])
-    return Spec.loads(made.spec).nbytes(result[2]) if result[0] == "slots" else 0
+    return Spec.loads(result[5]).nbytes(result[2]) if result[0] == "slots" else 0
 
 
 def _opened(opener: BatchOpener, made: MadeBatch) -> object:
@@ -356,10 +356,8 @@ def _opened(opener: BatchOpener, made: MadeBatch) -> object:
         _, segment, lengths = result
         return opener.open(Delivery(made.batch, 0, 0, "packed", segment, lengths=lengths))
     if result[0] == "slots":
-        _, segment, count, capacity, columns = result
-        where = Delivery(
-            made.batch, count, 0, "slots", segment, columns=tuple(columns), capacity=capacity, blob=made.spec
-        )
+        _, segment, count, capacity, columns, spec = result
+        where = Delivery(made.batch, count, 0, "slots", segment, columns=tuple(columns), capacity=capacity, blob=spec)
         return opener.open(where)
     assert result[0] != "end"
     error = unpack_error(result[1])

@@ -174,7 +174,6 @@ class WorkerRecord:
         self.sentinel = -1  # duplicate of the handle's
         self.known: set[int] = set()  # segments it has mapped
         self.tasks: dict[int, BatchTask] = {}  # in order of execution
-        self.spec = b""
         self.start: Start | None = None  # resume point of a replacement
         self.made: Segment | None = None  # a segment it has created for its next result
         self.failure: PackedError | None = None  # reason for not restarting it
@@ -185,7 +184,7 @@ class WorkerRecord:
         """Watch a new worker: its messages, and its end, even if another process holds its socket open."""
         self.handle, self.wire = handle, wire
         self.starts += 1
-        self.known, self.spec, self.made = set(), b"", None
+        self.known, self.made = set(), None
         self._selector.register(wire, selectors.EVENT_READ, (self, self.starts))
         if handle.sentinel >= 0:
             self.sentinel = os.dup(handle.sentinel)
@@ -237,7 +236,6 @@ class MadeBatch:
     batch: int
     worker: int
     result: Result
-    spec: bytes
     blob: PackedStates | None = None
     is_over: bool = False
 
@@ -478,8 +476,6 @@ class TorchWorkerPool:
         for kind, *rest in messages:
             if kind == "made":
                 self._on_made(worker, *rest)
-            elif kind == "spec":
-                (worker.spec,) = rest
             elif kind == "started":
                 self._on_started(worker, *rest)
             elif kind == "states":
@@ -523,7 +519,7 @@ class TorchWorkerPool:
         self.places.left(place, worker.number, is_too_small=is_too_small)
 
     def _answer(self, worker: WorkerRecord, task: BatchTask, result: Result, state: StateAfter = UNTOLD) -> None:
-        made = MadeBatch(task.batch, worker.number, result, worker.spec, *state)
+        made = MadeBatch(task.batch, worker.number, result, *state)
         if task.epoch == self._epoch:
             self._inbox.append(made)
         else:

@@ -29,7 +29,8 @@ from headrace.workers.randomness import begin_sample
 from headrace.workers.worker_main import WorkerEnd
 
 Result = (
-    tuple[Literal["slots"], int, int, int, list[list[object]]]  # segment, samples, slots, columns outside the slots
+    # segment, samples, slots, columns outside the slots, packed spec
+    tuple[Literal["slots"], int, int, int, list[list[object]], bytes]
     | tuple[Literal["packed"], int, tuple[int, ...]]  # segment, lengths of the pickle and its buffers
     | tuple[Literal["inline"], list[bytes]]  # the pickle and its buffers
     | tuple[Literal["object"], object]  # the batch itself, from a thread of this process
@@ -156,7 +157,6 @@ class BatchBuilder:
     Args:
         in_thread: True in a thread of the trainer, which passes batches as objects.
         place: Returns (segment number, memory of at least this size) for the current batch.
-        tell_spec: Sends the spec of the following slots.
         progress: Shared memory. [0] is the index in its batch of the sample being made, or -1.
         start: Resume point. None: the start.
 
@@ -171,13 +171,12 @@ class BatchBuilder:
         *,
         in_thread: bool,
         place: Callable[[int], tuple[int, memoryview]],
-        tell_spec: Callable[[bytes], None],
         progress: memoryview,
         start: Start | None = None,
     ) -> None:
         self._config, self._number, self._in_thread = config, number, in_thread
         self._original = Original()
-        self._place, self._tell_spec, self._progress = place, tell_spec, progress
+        self._place, self._progress = place, progress
         self._dataset = config.dataset
         self._failure: Result | None = None
         self._shared: PackedStates | None = None  # error in place of the state of a data set that threads share
@@ -185,6 +184,7 @@ class BatchBuilder:
         self._index: object = None
         self._are_small = False  # the previous samples were too small for slots
         self._spec: Spec | None = None
+        self._packed_spec = b""
         self._iterator: Iterator[object] | None = None
         self._is_over = self._has_reported_end = False
         self._made = 0
@@ -393,7 +393,7 @@ class BatchBuilder:
             return self._pack(self._collate(self._complete(made, index)))
         if self._iterator is not None and self._config.drop_last and slots.count < capacity:
             raise _Ended
-        return "slots", segment, slots.count, capacity, slots.columns
+        return "slots", segment, slots.count, capacity, slots.columns, self._packed_spec
 
     def _complete(self, samples: list[object], index: Sequence[object]) -> list[object]:
         """Check that samples form a batch. An iterable data set may have ended before."""
@@ -405,7 +405,7 @@ class BatchBuilder:
         if self._spec is None or not self._spec.fits(sample):
             self._spec = None if _is_small([sample]) else Spec.of(sample)
             if self._spec is not None:
-                self._tell_spec(self._spec.dumps())
+                self._packed_spec = self._spec.dumps()
         return self._spec
 
     def _pack(self, batch: object) -> Result:
@@ -570,7 +570,6 @@ class BatchServer(WorkerEnd):
             self._number,
             in_thread=self._in_thread,
             place=self._place,
-            tell_spec=lambda spec: self.wire.send(("spec", spec)),
             progress=self._words[self._first_word + SAMPLE :],
             start=self._start,
         )
