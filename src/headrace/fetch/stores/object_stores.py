@@ -274,23 +274,15 @@ class RemoteWebStore:
 
     def __init__(self, root: str, options: Fetch, storage_options: Mapping[str, object]) -> None:
         self._root = root
-        self._open = partial(RemoteStore, options=options, storage_options=storage_options)
-        self._plain = self._open(root)
-        self._others: OrderedDict[str, RemoteStore] = OrderedDict()
+        self._plain = RemoteStore(root, options, storage_options)
+        open_store = partial(RemoteStore, options=options, storage_options=storage_options)
+        self._other = functools.lru_cache(_ADDRESSES)(open_store)  # a dropped store ends with its last request
 
     async def get(
         self, path: str, start: int | None = None, stop: int | None = None, *, if_match: str | None = None
     ) -> Answer:
         root, rest = split_path(self._root, path)
-        store = self._plain
-        if root != self._root:
-            # A dropped store ends with its last request. There is nothing to close.
-            if root not in self._others:
-                self._others[root] = self._open(root)
-            store = self._others[root]
-            self._others.move_to_end(root)
-            if len(self._others) > _ADDRESSES:
-                self._others.popitem(last=False)
+        store = self._plain if root == self._root else self._other(root)
         return await store.get(rest, start, stop, if_match=if_match)
 
     async def aclose(self) -> None:
