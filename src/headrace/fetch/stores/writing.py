@@ -17,7 +17,7 @@ from headrace.fetch.stores.addresses import CLOUD_SCHEMES, WEB_SCHEMES, for_obst
 from headrace.options import Fetch
 
 _COPY_BYTES = 2**20
-_ATTEMPTS = 3
+_ATTEMPTS = 6  # with growing pauses of obstore, a few seconds
 # The timeouts are for answers, and an upload is answered when all has been sent.
 _PATIENT = Fetch(stall_timeout_s=600, first_byte_timeout_s=600)
 
