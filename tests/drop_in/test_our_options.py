@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from builders.numbers import Numbers
 from drop_in.acting import Made
 from drop_in.reading import read_all
 from drop_in.stateful_data import Stream
-from unit.fake_device import FakeBackend
 
 import headrace as hr
-from headrace.delivery.device import StillMover
+from headrace.delivery.device import Backend, Mover
 
 NUMBERS = list(range(8))
 
@@ -109,12 +109,12 @@ def test_batch_comes_without_waiting_once_it_is_ready(economic: bool) -> None:
 def test_batches_of_all_workers_go_through_the_mover(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
 
-    class Noting(StillMover):
+    class Noting(Mover):
         def start(self, batch: Any) -> Any:
             moved.append(int(batch.sum()))
             return super().start(batch)
 
-    monkeypatch.setattr("headrace.delivery.device.mover_to", lambda device: Noting(FakeBackend()))
+    monkeypatch.setattr("headrace.delivery.device.mover_to", lambda device: Noting(Backend(torch.device("cpu"))))
     loader = hr.DataLoader(NUMBERS, 2, device="fake", **options)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert moved == [1, 5, 9, 13]

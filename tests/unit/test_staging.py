@@ -209,16 +209,8 @@ def test_closed_mover_still_moves_and_locks_no_more_pages(slabs: Slabs, backend:
     assert is_full_of(batch, 7)
 
 
-def test_cpu_mover_returns_the_batch_itself(slabs: Slabs) -> None:
-    mover, batch = mover_to("cpu"), slabs.batch(7)
-    batch["graph"] = [pack_sequence([torch.ones(2)])]
-    assert mover.finish(mover.start(batch)) is batch
-    del batch
-    assert slabs.returned == [1]
-    mover.lock_pages(1, memoryview(bytearray(8)))
-    mover.let_go()
-    mover.drain()
-    mover.close()
+def test_nothing_moves_batches_to_the_host() -> None:
+    assert mover_to("cpu") is None
 
 
 def test_device_without_streams_copies_immediately(slabs: Slabs) -> None:

@@ -235,19 +235,6 @@ class Mover:
         return moved
 
 
-class StillMover(Mover):
-    """Mover to the host: returns each batch as it is."""
-
-    def start(self, batch: object) -> Moving:
-        moving = Moving(None)
-        moving.batch = batch
-        return moving
-
-    def finish(self, moving: Moving) -> object:
-        batch, moving.batch = moving.batch, None
-        return batch
-
-
 def _is_movable(value: object) -> TypeGuard[Movable]:
     return isinstance(value, torch.Tensor) or (not isinstance(value, type) and callable(getattr(value, "to", None)))
 
@@ -321,8 +308,8 @@ def _refilled(batch: Any, parts: Any, places: Iterable[tuple[Any, object]]) -> o
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device
 
 
-def mover_to(device: torch.device | str | int) -> Mover:
-    """Return a mover to a device.
+def mover_to(device: torch.device | str | int) -> Mover | None:
+    """Return a mover to a device. None for the host, where batches are already.
 
     Args:
         device: An index, or a type without an index, refers to this thread's current accelerator.
@@ -333,7 +320,7 @@ def mover_to(device: torch.device | str | int) -> Mover:
     try:
         target = torch.device(device)
         if target.type == "cpu":
-            return StillMover(Backend(target))
+            return None
         if target.type == "cuda":
             return Mover(CudaBackend(target))
         torch.empty(0, device=target)

@@ -180,6 +180,7 @@ def test_values_that_move_themselves_arrive(mover: Mover) -> None:
 @pytest.mark.parametrize("device", ["cuda", 0, torch.device("cuda", 0)], ids=str)
 def test_device_is_known_by_any_of_its_names(device: Any) -> None:
     mover = mover_to(device)
+    assert mover is not None
     (copy,) = mover.finish(mover.start([torch.ones(2)]))
     assert copy.device == torch.device("cuda", 0)
     mover.close()
