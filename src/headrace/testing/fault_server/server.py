@@ -17,7 +17,6 @@ from fnmatch import fnmatchcase
 from functools import partial
 from hashlib import sha256
 from http.client import responses
-from types import TracebackType
 from typing import Any, Literal, Self, get_args, get_origin
 
 from headrace._util import check
@@ -352,9 +351,7 @@ class FaultServer:
         self._started.wait()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
