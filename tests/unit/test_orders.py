@@ -172,40 +172,6 @@ def test_keys_give_the_same_for_many_as_for_few_and_in_any_integer_type() -> Non
     assert draw("keys", np.int64(17), np.uint8(3)) == draw("keys", 17, 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [300, 4096, 4097, 5000, 10**6])
-def test_orders_of_keys_that_differ_by_one_are_as_random_as_a_shuffle(n: int) -> None:
-    rounds = 12 if n == 10**6 else 300
-    found = np.array([measures(whole(n, key)) for key in range(rounds)])
-    # Each measure has mean 0 and deviation 1 for a random permutation, and its mean over rounds 1/sqrt(rounds).
-    assert (np.abs(found.mean(axis=0)) * np.sqrt(rounds) < 5).all(), found.mean(axis=0)
-    assert (found.std(axis=0) < 1 + 4 / np.sqrt(rounds)).all(), found.std(axis=0)
-    assert (found.std(axis=0) > 1 - 4 / np.sqrt(rounds) - 0.1).all(), found.std(axis=0)
-
-
-def excess(counts: np.ndarray, expected: float | np.ndarray, freedom: int) -> float:
-    """Chi-squared of counts, in deviations from the mean of random ones."""
-    return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
-
-
-def measures(order: np.ndarray) -> list[float]:
-    """Serial correlations, chi-squared of differences, of pairs and of places, and fixed points."""
-    n, parts = len(order), 8
-    across = math.isqrt(n) + 1  # neighbours in the other half of the network
-    sent = order.astype(float)
-    part = order * parts // n
-    found = [np.corrcoef(sent, np.roll(sent, -lag))[0, 1] * np.sqrt(n) for lag in (1, 2, across - 1, across)]
-    for lag in (1, across):
-        far = np.bincount((np.roll(order, -lag) - order) % n * 16 // n, minlength=16)
-        found.append(excess(far, n / 16, 15))
-        pairs = np.bincount(part * parts + np.roll(part, -lag), minlength=parts**2)
-        found.append(excess(pairs, n / parts**2, (parts - 1) ** 2))
-    places = np.bincount(np.arange(n) * parts // n * parts + part, minlength=parts**2)
-    found.append(excess(places, n / parts**2, (parts - 1) ** 2))
-    found.append(float((order == np.arange(n)).sum() - 1))
-    return found
-
-
 def plain(count: int) -> ShardOrder:
     return ShardOrder(np.array([count]), "none", ())
 
@@ -296,20 +262,6 @@ def test_windows_follow_one_another(sizes: list[int], by: str, key: Key, windows
         position = end
 
 
-@pytest.mark.parametrize("shards", [1, 32, 64, 256])
-def test_batch_has_rows_of_all_parts_of_equal_shards(shards: int) -> None:
-    size, classes = 640_000 // shards, 100
-    order = ShardOrder(np.full(shards, size), "windows", (0, 0), Windows.of(16_384, 512))
-    _, rows = order.locate(np.arange(order.count))
-    batches = rows.reshape(-1, 256)
-    spread = (batches[:100] / size).std(axis=1).mean()
-    assert 0.75 < spread * 12**0.5 < 1.25  # 1 where they are spread evenly
-    assert batches[0].max() - batches[0].min() > 0.8 * size
-    found = np.mean([len(np.unique(batch)) for batch in batches * classes // size])  # shards are sorted by class
-    by_chance = classes * (1 - (1 - 1 / classes) ** order.lanes)  # of so many lanes, each in one class
-    assert found > 0.8 * by_chance
-
-
 def test_small_shards_share_a_window_when_each_is_shuffled_within() -> None:
     order = ShardOrder(np.full(100_000, 2), "within", (0, 0))
     assert order.window_end(0) == order.window_end(1023) == 1024
@@ -323,6 +275,7 @@ def test_windows_hold_about_as_many_samples_as_are_asked_for(window: int, stretc
     assert windows.lanes * windows.block <= max(1, window)
     assert windows.lanes * (windows.block + 1) > window
     assert windows.lanes == 1 or windows.lanes * max(1, stretch) <= window
+    assert windows.lanes == 256 or 2 * windows.lanes * max(1, stretch) > window
 
 
 @pytest.fixture
@@ -420,24 +373,6 @@ def test_an_order_of_a_million_shards_takes_little_memory() -> None:
     sizes = np.random.default_rng(0).integers(0, 2001, 10**6)
     order = lambda: ShardOrder(sizes, "windows", (0, 0), Windows.of(131_072, 512))
     assert peak_of(lambda: order().locate(np.arange(10**8, 10**8 + 65_536))) < 64e6
-
-
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(ranks=st.sampled_from([16, 96, 128]), more=st.integers(0, 40))
-def test_most_shards_are_read_by_one_node(ranks: int, more: int) -> None:
-    sizes = np.full(4000, 50)
-    size = ranks * 16 + more  # also of no multiple of the lanes
-    order = ShardOrder(sizes, "windows", (0, 0), Windows.of(16_384, 64))
-    shards, _ = order.locate(np.arange(order.count))
-    turns = lane_turns(order.lanes)
-    nodes = np.empty(order.count, np.int64)
-    for start in range(0, order.count, size):
-        step = np.arange(start, min(start + size, order.count))
-        step = step[np.argsort(turns[step % order.lanes], kind="stable")]
-        ends = np.arange(ranks + 1) * len(step) // ranks
-        nodes[step] = np.repeat(np.arange(ranks) // 8, np.diff(ends))
-    assert len(np.unique(shards * ranks + nodes)) / len(sizes) <= 1.2
 
 
 JOINED = st.lists(st.integers(0, 40), min_size=1, max_size=6)

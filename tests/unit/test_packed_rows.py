@@ -110,15 +110,6 @@ def test_another_key_gives_the_same_sequences_in_another_order() -> None:
     assert Counter(one) == Counter(other)
 
 
-@pytest.mark.parametrize(("documents", "most"), [(2_000, 0.005), (50_000, 0.0005)])
-@pytest.mark.parametrize("sigma", [0.8, 1.0, 1.2])
-def test_web_documents_need_little_padding(documents: int, most: float, sigma: float) -> None:
-    drawn = np.random.default_rng(0).lognormal(np.log(600), sigma, documents)
-    lengths = np.maximum(drawn, 1).astype(np.int64)
-    count = Bins(lengths, 4096).count
-    assert 0 <= 1 - lengths.sum() / (count * 4096) <= most
-
-
 @settings(max_examples=20, deadline=None)
 @given(size=st.sampled_from([65_535, 65_536, 100_000]), seed=st.integers(0, 99))
 def test_lengths_beyond_16_bits_are_distinct(size: int, seed: int) -> None:
