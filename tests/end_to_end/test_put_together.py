@@ -13,7 +13,7 @@ import pytest
 import torch
 from builders import loops
 from builders.loops import assert_refused, first_of, outcomes_of, rest_of, resumed_anywhere, state_after
-from builders.numbers import Numbers, is_odd, later, twice
+from builders.numbers import Numbers, later, twice
 from builders.tars import tar
 from unit.batchers import Buckets, Budget
 
@@ -33,7 +33,6 @@ def _operators(monkeypatch: pytest.MonkeyPatch) -> None:
 
     register("budget", Budget, measure=weight)
     register("buckets", lambda size: Buckets(size, drop_last=False), measure=weight)
-    register("whole_buckets", lambda size: Buckets(size, drop_last=True), measure=weight)
     register("pairs", lambda: Budget(2))
     register("strict", Strict, measure=weight)
     register("unmeasured", lambda: Budget(0), measure=lambda n: 1 // (n - 4))
@@ -65,30 +64,6 @@ def got(data: hr.Stream, **options: Any) -> list[Any]:
         return [
             "; ".join([str(one), *one.__notes__]) if isinstance(one, Exception) else one for one in outcomes_of(loader)
         ]
-
-
-STREAMS: dict[str, tuple[Callable[[hr.Stream], hr.Stream], list[Any]]] = {
-    "at once": (lambda data: data.apply_op("budget", 9), [[0, 1, 2, 3], [4, 5], [6], [7], [8], [9], [10]]),
-    "not measured": (lambda data: data.apply_op("pairs"), [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10]]),
-    "coroutines": (lambda data: data.map(later).apply_op("budget", 9).map(later).map(sum), [6, 9, *range(6, 11)]),
-    "after a filter": (lambda data: data.filter(is_odd).apply_op("budget", 9), [[1, 3, 5], [7], [9]]),
-    "taken": (lambda data: data.apply_op("budget", 9).take(2), [[0, 1, 2, 3], [4, 5]]),
-    "taken before": (lambda data: data.filter(is_odd).take(3).apply_op("budget", 9), [[1, 3, 5]]),
-    "first ones taken": (lambda data: data.take(5).apply_op("budget", 9), [[0, 1, 2, 3], [4]]),
-    "of groups": (lambda data: data.apply_op("pairs").apply_op("budget", 14).map(len), [2, 1, 1, 1, 1]),
-    "apart": (lambda data: data.apply_op("buckets", 3).flat_map(list), [0, 3, 6, 1, 4, 7, 2, 5, 8, 9, 10]),
-    "whole ones": (lambda data: data.apply_op("whole_buckets", 3), [[0, 3, 6], [1, 4, 7], [2, 5, 8]]),
-    "of a batch": (lambda data: data.batch(2).unbatch().map(int).apply_op("budget", 9).map(sum), [6, 9, *range(6, 11)]),
-    "collated": (lambda data: data.apply_op("budget", 9, collate=sum), [6, 9, *range(6, 11)]),
-    "none": (lambda data: data.filter(lambda n: False).apply_op("buckets", 2), []),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", STREAMS)
-def test_groups_are_the_samples_of_the_next_operator(name: str) -> None:
-    make, expected = STREAMS[name]
-    assert got(make(hr.from_map(range(11)))) == expected
 
 
 def test_groups_are_batched_and_collated_by_the_loader() -> None:
@@ -135,22 +110,6 @@ def test_state_with_edited_groups_is_refused(edited: Any) -> None:
     state = state_after(hr.DataLoader(data, batch_size=None), 1)
     assert state["stages"][1]["used"]
     assert_refused(hr.DataLoader(data, batch_size=None), {**state, "stages": [{}, {"used": edited}]})
-
-
-@pytest.mark.slow
-def test_ranks_share_the_groups_of_an_epoch_of_a_given_size() -> None:
-    data, came = hr.from_map(range(60)).shuffle(seed=1).apply_op("buckets", 3).epoch(samples=16), list[list[int]]()
-    options: dict[str, Any] = {"batch_size": 2, "collate_fn": list}
-    for rank in range(2):
-        own = {**options, "ranks": hr.Ranks(rank=rank, world_size=2)}
-        (whole,) = resumed_anywhere(lambda own=own: hr.DataLoader(data, **own))
-        state = state_after(hr.DataLoader(data, **own), 1)
-        assert state["stages"][1]["used"]
-        with pytest.raises(hr.StateMismatchError):
-            rest_of(hr.DataLoader(data, **options, ranks=hr.Ranks(rank=0, world_size=1)), state)
-        came.append([n for batch in whole for group in batch for n in group])
-        assert [len(batch) for batch in whole] == [2] * 4
-    assert not set(came[0]) & set(came[1])
 
 
 @pytest.mark.slow
@@ -230,23 +189,6 @@ def test_padded_batches_do_not_depend_on_workers(workers: int | str, *, even: bo
     for arrays, numbers in batches:
         assert numbers.dtype is torch.int64
         assert torch.equal(arrays, padded(numbers.tolist(), even=even))
-
-
-@pytest.mark.slow
-@WORKERS
-@pytest.mark.parametrize("even", [True, False])
-def test_buckets_do_not_depend_on_workers(workers: int | str, *, even: bool) -> None:
-    data = hr.stream(shards(even=even), index=None).decode().to_tuple("npy", "cls")
-    batches = loaded(data.bucket(kind, [0, 1], batch_size=16, pad_value={"0": -1}), workers)
-    expected = list[list[int]]()
-    waiting: dict[int, list[int]] = {}
-    for n in range(SHARDS * COUNT):
-        bucket = waiting.setdefault(n % 3, [])
-        bucket.append(n)
-        if len(bucket) == 16:
-            expected.append(waiting.pop(n % 3))
-    assert [numbers.tolist() for _, numbers in batches] == [*expected, *waiting.values()]
-    assert all(torch.equal(arrays, padded(numbers.tolist(), even=even)) for arrays, numbers in batches)
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.testing.decoders import same
 
 pytestmark = pytest.mark.usefixtures("warm_server")
 
@@ -31,26 +30,8 @@ def wanted(urls: list[str]) -> list[dict[str, Any]]:
     return samples
 
 
-def as_arrays(sample: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "n": int(sample["cls"]),
-        "head": np.frombuffer(sample["bin"], np.uint8)[:600].copy(),
-        "key": sample["__key__"],
-    }
-
-
 def test_stream_is_iterated_without_a_loader(urls: list[str]) -> None:
     assert list(hr.stream(urls)) == iterated_later(hr.stream(urls)) == wanted(urls)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("num_workers", [1, 2, 4])
-def test_batches_do_not_depend_on_workers(urls: list[str], num_workers: int) -> None:
-    data = hr.stream(urls).shuffle(seed=5).map(as_arrays)
-    expected = loaded(data, batch_size=4)
-    assert same(loaded(data, batch_size=4, num_workers=num_workers), expected)
-    small = {"fetch": hr.Fetch(range_bytes=512 * 3, concurrency=2), "prefetch_factor": 1}
-    assert same(given_later(data, collate_fn=None, num_workers=num_workers, **small), expected)
 
 
 def test_alternatives_of_fields_are_taken_in_their_order() -> None:
@@ -231,18 +212,6 @@ def test_samples_leave_a_buffer_no_sooner_than_they_have_come() -> None:
     assert all(number <= place + 5 for place, number in enumerate(order))
     (order,) = epochs_of(streamed(range(TOTAL)).shuffle(buffer=1000))
     assert sorted(order) == list(range(TOTAL))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_order_does_not_depend_on_workers_or_reads(urls: list[str], index: str, workers: int) -> None:
-    for source, by in WAYS:
-        data = SOURCES[source](urls, index).shuffle(by)
-        expected = epochs_of(data, 2)
-        assert epochs_of(data, 2, num_workers=workers, fetch=hr.Fetch(concurrency=1), prefetch_factor=1) == expected, (
-            source,
-            by,
-        )
 
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:

@@ -12,7 +12,7 @@ END_TO_END = {"Quarantine"}  # it writes files
 MADE = {  # what each of these makes is tested through it
     "Chains": {"PackedChain"},
     "Epoch": {
-        *("Assembly", "BatchWork", "FoundGroup", "GroupLevel", "Level", "Outcome"),
+        *("Assembly", "BatchWork", "FoundGroup", "GroupLevel", "Level", "Outcome", "Pile"),
         *("RowLevel", "SharedPart", "TogetherLevel", "Units"),
     },
     "IndexedShardProducer": {"MemberReads", "PackedFailureError"},

@@ -1,4 +1,4 @@
-"""States after batches, golden states of version 2, origins of samples, piles of parts, and skipped samples."""
+"""States after batches, golden states of version 2, origins of samples, and skipped samples."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from builders.numbers import Counting, Numbers, is_odd
 from builders.tars import put_shards
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 import headrace as hr
 from headrace.delivery.progress import Progress
 from headrace.delivery.slabs import Arrived
 from headrace.engine.open_readers import TrainerCalls
-from headrace.engine.scheduler.dispatch import Pile
 from headrace.engine.scheduler.position_map import EvenBoundaries, Origins, PositionMap
 from headrace.engine.scheduler.row_level import RowMap
 from headrace.engine.scheduler.skip_rules import Skips
@@ -34,7 +32,6 @@ from headrace.state.resume_point import EvenPoints, ResumePoint, ResumePoints, S
 from headrace.state.state import _DEFAULTS, State, is_as_saved, whole_check
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.failures import NOWHERE, Origin, PackedError
-from headrace.workers.sample_chunks import ListPart
 
 messages = st.lists(st.tuples(st.booleans(), st.lists(st.booleans(), min_size=1, max_size=20)), max_size=8)
 
@@ -130,52 +127,6 @@ def test_progress_after_samples_together_is_that_after_one_at_a_time(marks: bool
     assert (together.after_each(5, 4, 5, 1, (0, 0)) is None) == marks, "the source may end before"
 
 
-class PileAgainstAList(RuleBasedStateMachine):
-    """Parts are added to a pile in any order. Samples are taken by position, each once, and nothing stays leased."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pile, self.left, self.next = Pile(), dict[int, int](), 0
-
-    @rule(counts=st.lists(st.integers(0, 5), min_size=1, max_size=4), order=st.randoms(use_true_random=False))
-    def parts_come(self, counts: list[int], order: object) -> None:
-        starts = []
-        for count in counts:
-            starts.append((self.next, count))
-            self.next += count
-        order.shuffle(starts)  # type: ignore[attr-defined]
-        for start, count in starts:
-            self.pile.add(start, ListPart(list(range(start, start + count))))
-            self.left |= {position: position for position in range(start, start + count)}
-
-    @precondition(lambda self: self.left)
-    @rule(count=st.integers(1, 6))
-    def some_are_taken(self, count: int) -> None:
-        assert self.pile.start == min(self.left)
-        assert self.pile.size >= 1
-        start, part = self.pile.take(count)
-        samples = part.samples[part.start : part.start + part.count]
-        assert start == min(self.left)
-        assert 1 <= part.count <= count
-        assert samples == [self.left.pop(start + k) for k in range(part.count)]
-
-    @rule(stop=st.integers(0, 60))
-    def all_below_are_taken(self, stop: int) -> None:
-        taken = [
-            sample for _, part in self.pile.below(stop) for sample in part.samples[part.start : part.start + part.count]
-        ]
-        assert taken == sorted(position for position in self.left if position < stop)
-        for position in taken:
-            del self.left[position]
-
-    @invariant()
-    def it_knows_whether_it_is_empty(self) -> None:
-        assert bool(self.pile) == bool(self.left)
-
-
-TestPileAgainstAList = PileAgainstAList.TestCase
-
-
 def test_units_are_known_below_zero_after_a_resume_within_the_first() -> None:
     origins = Origins(StagePoint(skip=2))
     assert origins.needed(0) == (0, 2)
@@ -199,24 +150,6 @@ def packed(documents: int, tokens: int = 6) -> tuple[RowMap, PackedRows, int]:
     return positions, run, count
 
 
-def test_state_after_a_batch_ignores_work_ahead() -> None:
-    positions, _, count = packed(8)
-    assert count == 12
-    positions.arrived(1, range(count))
-    boundaries, seen = EvenBoundaries(2), []
-    for number in range(3):
-        positions.cover(number, 2 * number, 2 * number + 2, boundaries)
-        point = positions.after(boundaries, (0, 0))
-        assert (point.covers, point.used) == ((), 2 * number + 2)
-        seen.append(point.rows)
-    assert seen == [
-        RowProgress(2, (RowCursor(0, 0, 4, check=1), RowCursor(0, 0, 4, check=1))),
-        RowProgress(4, (RowCursor(1, 0, 2, check=1), RowCursor(1, 0, 2, check=1))),
-        RowProgress(6, (RowCursor(1, 1, check=1), RowCursor(1, 1, check=1))),
-    ]
-    assert positions.in_batches(4, 6) == range(104, 106)
-
-
 def test_batch_ended_by_an_error_is_reported_once_its_samples_are_known() -> None:
     positions, _, _ = packed(4)
     boundaries = EvenBoundaries(2)
@@ -228,15 +161,6 @@ def test_batch_ended_by_an_error_is_reported_once_its_samples_are_known() -> Non
     late = positions.late(boundaries, (0, 0))
     assert late is not None
     assert late.rows == RowProgress(2, (RowCursor(0, 0, 4, check=1), RowCursor(0, 0, 4, check=1)))
-
-
-def test_skipped_documents_are_reported_once_with_their_sequence() -> None:
-    positions, _, _ = packed(4)
-    errors = [(3, PackedError(b"one")), (5, PackedError(b"other"))]
-    positions.skip(1, errors)
-    assert positions.left_out(0, 1) == []
-    assert positions.left_out(1, 3) == errors
-    assert positions.left_out(1, 3) == []
 
 
 class Bench:
