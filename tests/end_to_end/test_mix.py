@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from builders.loops import assert_refused, first_of, flat, loaded, outcomes_of, state_after
 from builders.numbers import Named, Words
-from builders.ranks import ran, whole
 from builders.tars import numbered_samples, put_index, put_shards, wanted_sample
 from builders.token_files import megatron
 
@@ -354,44 +353,6 @@ def test_samples_that_cannot_be_mixed_by_tokens_are_refused(make: Callable[[], A
 
 
 SHARE = 0.7  # of web
-
-
-def tokens_of(numbers: list[int]) -> list[int]:
-    counts = [0, 0]
-    for number in numbers:
-        source, which = divmod(number - 1, 1000)
-        counts[source] += len(document(source, which)["input_ids"])
-    return counts
-
-
-WAYS: dict[str, Callable[[hr.Stream], hr.Stream]] = {
-    "padded": lambda data: data.epoch(samples=600).padded_batch(10),
-    "bucket": lambda data: data.epoch(samples=600).bucket("input_ids", [30, 90], batch_tokens=400),
-    "taken": lambda data: data.take(600).padded_batch(10),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("way", WAYS)
-def test_padded_and_bucketed_documents_have_their_shares_of_tokens(way: str, workers: int) -> None:
-    with hr.DataLoader(WAYS[way](known()), batch_size=None, num_workers=workers) as loader:
-        numbers = [int(row[0]) for batch in loader for row in batch["input_ids"]]
-    assert len(numbers) == 600
-    web, books = tokens_of(numbers)
-    assert abs(web - SHARE * (web + books)) < 200  # half of the longest document, of each
-
-
-@pytest.mark.slow
-def test_global_batches_are_the_same_on_any_ranks_and_a_state_goes_on_on_others() -> None:
-    make = lambda: known().epoch(samples=240).map(plain)
-    options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=12), "collate_fn": list}
-    expected, _ = ran(1, make, **options)
-    begun, states = ran(3, make, most=7, **options)
-    gone_on, states = ran(2, make, states[0], most=6, **options)
-    ended, _ = ran(4, make, states[0], **options)
-    assert whole(begun + gone_on + ended) == whole(expected)
-    assert len(json.dumps(states[0])) < 2000
 
 
 def plain(sample: dict[str, Any]) -> int:

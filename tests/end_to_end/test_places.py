@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import zstandard
 from builders import litdata, mds, token_files
-from builders.loops import loaded, rest_of, resumed_anywhere, state_after
+from builders.loops import loaded, rest_of, state_after
 from builders.tars import tar
 from builders.zips import zipped
 from moto_s3 import client_of
@@ -583,13 +583,3 @@ def test_row_without_a_label_is_an_error_that_names_it(put: Any) -> None:
     put("rows.jsonl", b'{"path": "a", "y": 1}\n{"path": "b"}\n')
     with pytest.raises(FormatError, match="row 1 has no column 'y'"):
         hr.table("memory://place/rows.jsonl", label_column="y")
-
-
-def test_folder_and_table_resume_anywhere(put: Any) -> None:
-    for k in range(13):
-        put(f"all/{k}.txt", b"%d" % k)
-    put("rows.jsonl", b"".join(json.dumps({"path": f"all/{k}.txt"}).encode() + b"\n" for k in range(13)))
-    for data in (hr.folder("memory://place/all/"), hr.table("memory://place/rows.jsonl")):
-        bodies = data.shuffle().to_tuple("txt")
-        (whole,) = resumed_anywhere(lambda bodies=bodies: hr.DataLoader(bodies, batch_size=2, seed=3))
-        assert sorted(body for (batch,) in whole for body in batch) == sorted(b"%d" % k for k in range(13))

@@ -10,7 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-from builders.loops import flat, given, loaded, resumed_anywhere, state_after
+from builders.loops import flat, given, loaded, state_after
 from builders.token_files import ids, litdata, llm_c, megatron, npy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -94,9 +94,10 @@ def test_state_is_refused_by_other_windows() -> None:
         return hr.DataLoader(data, batch_size=8, num_workers=0, seed=3)
 
     state = state_after(loader(), 5)
-    with loader(eos=4) as other, pytest.raises(StateMismatchError):
-        other.load_state_dict(state)
-        next(iter(other))
+    for options in ({"eos": 4}, {"eos": 4, "documents": "separate"}):
+        with loader(**options) as other, pytest.raises(StateMismatchError):
+            other.load_state_dict(state)
+            next(iter(other))
 
 
 def test_sample_is_got_by_its_number_and_data_set_travels() -> None:
@@ -482,26 +483,6 @@ def test_windows_are_those_of_each_document(
 
 
 SOME = [[*range(100 * k + 10, 100 * k + 10 + size), EOS] for k, size in enumerate([30, 2, 0, 55, 9, 17, 80, 5])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["raw", "megatron"])
-@pytest.mark.parametrize("by", [None, "auto", "global"])
-def test_windows_come_once_in_any_order_and_resume_exactly(kind: str, by: Any) -> None:
-    plain = hr.tokens(**stored(kind, SOME), window=6, stride=5, documents="separate")
-    data = plain if by is None else plain.shuffle(by)
-
-    def loader() -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=12, num_workers=0)
-
-    (whole,) = resumed_anywhere(loader)
-    windows = [window for batch in whole for window in batch["tokens"]]
-    assert sorted(windows) == sorted(cut_each(SOME, 6, 5, "drop"))
-    assert (windows == cut_each(SOME, 6, 5, "drop")) == (by is None)
-    with hr.DataLoader(hr.tokens(**stored(kind, SOME), window=6, stride=5), batch_size=12, num_workers=0) as made:
-        with pytest.raises(StateMismatchError):
-            made.load_state_dict(state_after(loader(), 2))
-            next(iter(made))
 
 
 def test_file_is_read_once_for_its_documents_and_by_ranges_for_its_windows(server: FaultServer) -> None:

@@ -93,13 +93,6 @@ def test_mixture_until_all_emits_every_source_in_full(mix: Mix, data: st.DataObj
     assert any(came[k] == size for k, size in enumerate(sizes)), "it went on after the last source was used up"
 
 
-def test_mixture_begins_a_source_again_in_another_order_when_it_is_used_up() -> None:
-    order = mixed([50, 1000], [1, 1], "all")
-    rows = [row for source, row in located(order) if source == 0]
-    assert rows[:50] != rows[50:100]
-    assert sorted(rows[50:100]) == list(range(50))
-
-
 @settings(max_examples=40)
 @given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=6), st.sampled_from([16, 1024]), st.integers(0, 10**6))
 def test_totals_are_within_a_sample_of_the_shares(weights: list[float], step: int, block: int) -> None:
@@ -118,13 +111,6 @@ def test_mixture_has_nearly_its_shares_in_every_batch_when_weights_stay(weights:
     for source, weight in enumerate(weights):
         share = batch * weight / sum(weights)
         assert abs((sources == source).sum(axis=1) - share).max() <= 2.5
-
-
-def test_mixture_is_not_a_fixed_pattern_when_blocks_follow_one_another() -> None:
-    sources = mixed([10**6, 10**6], [1, 1], "forever").turns(np.arange(64 * 1024))[0].reshape(64, 1024)
-    assert len({row.tobytes() for row in sources}) == 64
-    share_of_first = sources[:, 0].mean()
-    assert 0.2 < share_of_first < 0.8
 
 
 @settings(max_examples=40)
