@@ -1,7 +1,6 @@
 """Streams of several inputs and branches: real shards, any workers and ranks, joined by keys, resumed anywhere."""
 
 import asyncio
-import itertools
 import pickle
 import threading
 from collections import Counter
@@ -78,21 +77,6 @@ def test_inputs_that_are_shards_are_read_in_ranges(left: hr.Stream, right: hr.St
 
 
 @pytest.mark.slow
-def test_concat_gives_what_lists_would_when_inputs_are_in_order(left: hr.Stream, right: hr.Stream) -> None:
-    inputs = {"take": left.take(40), "slice": right.slice(3, None, 2), "repeat": Words().repeat(2), "all": right}
-    lists = {name: [number(sample) for sample in one] for name, one in inputs.items()}
-    for some in itertools.permutations(inputs, 3):
-        first, *others = (inputs[name] for name in some)
-        data = first.concat(*others).map(number)
-        wanted = list(itertools.chain(*(lists[name] for name in some)))
-        assert samples_of(data) == wanted
-        assert len(data) == len(wanted)
-        assert [data[k] for k in (0, 41, -1)] == [wanted[k] for k in (0, 41, -1)]
-        with pytest.raises(IndexError):
-            data[len(wanted)]
-
-
-@pytest.mark.slow
 def test_concat_is_one_stream_of_all_shards_when_it_is_shuffled(left: hr.Stream, right: hr.Stream) -> None:
     urls = [*left.source.urls, *right.source.urls]
     one, both = hr.stream(urls, index=put_index(urls, "inputs-both")), left.concat(right)
@@ -106,6 +90,9 @@ def test_concat_is_one_stream_of_all_shards_when_it_is_shuffled(left: hr.Stream,
         for epoch in (0, 2):
             assert samples_of(operate(both), epoch) == samples_of(operate(one), epoch)
     assert list(both.keys()) == list(one.keys())
+    assert [both[k] for k in (0, 95, -1)] == [one[k] for k in (0, 95, -1)]
+    with pytest.raises(IndexError):
+        both[len(one)]
 
 
 def test_concat_of_row_groups_reads_each_about_once_when_it_is_shuffled(rows: hr.Stream) -> None:
