@@ -352,11 +352,11 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         self._behind.close()
 
 
-def single_samples(stream: Stream, **options: Any) -> DataLoader[Any]:
+def single_samples(stream: Stream) -> DataLoader[Any]:
     """Return a loader over the samples of a stream, or over the batches that the stream makes."""
     group = stream.pipeline().group
     collate = as_it_is if group is None else None
-    return DataLoader(stream, batch_size=None, collate_fn=collate, **options)
+    return DataLoader(stream, batch_size=None, collate_fn=collate)
 
 
 _OWN = ("_loop", "_instead")  # not copied by pickle

@@ -203,9 +203,17 @@ def test_an_iterable_runs_on_the_engines_loop(num_workers: int) -> None:
     assert data.ended == 2
 
 
-async def _turns() -> None:
-    for _ in range(2000):
-        await asyncio.sleep(0)
+def let_run(loader: hr.DataLoader[Any]) -> None:
+    """Give the tasks of the engine's loop 2,000 turns."""
+    is_over = threading.Event()
+
+    async def turns() -> None:
+        for _ in range(2000):
+            await asyncio.sleep(0)
+        is_over.set()
+
+    loader._behind._runtime._engine.start(turns, is_over.set)
+    assert is_over.wait(60)
 
 
 @WORKERS
@@ -218,7 +226,7 @@ def test_an_endless_or_long_data_set_is_not_run_ahead_of(make: Any, length: int 
         batches = iter(loader)
         first = flat(next(batches) for _ in range(5))
         assert shuffle or first == list(range(20))
-        loader._behind._runtime._engine.call(_turns)
+        let_run(loader)
         assert len(data.asked) <= 4 * (5 + 2) + 2 * 8 + 4 + 8 * shuffle
     assert shuffle or data.ended == 1
 
@@ -355,7 +363,7 @@ def test_nothing_is_made_before_it_is_asked_for(num_workers: int) -> None:
     with hr.DataLoader(data, batch_size=4, prefetch_factor=0, num_workers=num_workers) as loader:
         batches = iter(loader)
         for k in range(6):
-            loader._behind._runtime._engine.call(_turns)
+            let_run(loader)
             assert len(data.asked) == 4 * k
             assert next(batches).tolist() == list(range(4 * k, 4 * k + 4))
 

@@ -1,6 +1,7 @@
 """Streams of several inputs and branches: real shards, any workers and ranks, joined by keys, resumed anywhere."""
 
 import asyncio
+import os
 import pickle
 import threading
 from collections import Counter
@@ -61,6 +62,77 @@ def samples_of(data: Any, epoch: int = 0, **options: Any) -> list[Any]:
     with hr.DataLoader(data, batch_size=12, seed=3, collate_fn=list, **options) as loader:
         loader.set_epoch(epoch)
         return flat(loader)
+
+
+def put_worker_number(worker: int) -> None:
+    os.environ["HEADRACE_TEST_WORKER"] = str(worker)
+
+
+def in_worker(n: int) -> tuple[int, int, int]:
+    return n, os.getpid(), int(os.environ["HEADRACE_TEST_WORKER"])
+
+
+def is_odd(sample: tuple[int, int, int]) -> bool:
+    return sample[0] % 2 == 1
+
+
+def test_inputs_without_numbers_run_in_the_initialized_workers_of_the_loader() -> None:
+    first, *others = [hr.from_map(range(k, k + 100)).map(in_worker).filter(is_odd) for k in (0, 1000, 2000)]
+    with hr.DataLoader(
+        first.interleave(*others), batch_size=None, num_workers=2, worker_init_fn=put_worker_number
+    ) as loader:
+        for _ in range(2):  # epochs
+            samples = list(loader)
+            assert sorted(n for n, _, _ in samples) == [n for k in (0, 1000, 2000) for n in range(k + 1, k + 100, 2)]
+            assert len({process for _, process, _ in samples}) <= 2
+            assert {number for _, _, number in samples} <= {0, 1}
+
+
+def is_kept(n: int) -> bool:
+    return n % 3 != 0
+
+
+def as_large(n: int) -> np.ndarray[Any, Any]:
+    return np.full(100_000, n, np.float32)
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (1, "process"), (2, "process"), (2, "thread")])
+def test_inputs_that_nobody_waits_for_keep_no_worker_from_the_others(workers: int, kind: Any) -> None:
+    numbered = [hr.from_map(range(k, k + 20)).map(as_large) for k in (0, 100, 200)]
+    data = numbered[0].interleave(*numbered[1:], hr.from_map(range(300, 330)).filter(is_kept).map(as_large))
+    with hr.DataLoader(
+        data, batch_size=4, num_workers=workers, workers=kind, memory_budget="4MB", timeout=60
+    ) as loader:
+        numbers = [int(n) for batch in loader for n in batch[:, 0]]
+    assert sorted(numbers) == [*(n for k in (0, 100, 200) for n in range(k, k + 20)), *filter(is_kept, range(300, 330))]
+
+
+class Batched(Made):
+    """Samples by many keys at once. The key 7 fails."""
+
+    async def aget_many(self, keys: Any) -> list[Any]:
+        return [await self.aget(key) for key in keys]
+
+    async def aget(self, key: Any) -> Any:
+        if key == 7:
+            raise ValueError("seven")
+        return key
+
+
+def test_failing_key_of_an_input_fails_alone() -> None:
+    data = hr.Stream(Batched(int, 20)).interleave(hr.from_map(range(100, 130)).filter(is_kept))
+    with hr.DataLoader(data, batch_size=None, errors=hr.Skip()) as loader:
+        assert sorted(loader) == [*(n for n in range(20) if n != 7), *filter(is_kept, range(100, 130))]
+        assert loader.stats().skipped == 1
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_ranks_share_the_batches_of_an_input(rank: int) -> None:
+    both = hr.from_map(range(12)).batch(3).concat(hr.from_map(range(100, 106)).batch(3))
+    ranks = [hr.Ranks(rank=rank, world_size=2, last_batch="uneven") for rank in range(2)]
+    mine, other = [flat(batch.tolist() for batch in loaded(both, batch_size=None, ranks=one)) for one in ranks]
+    assert sorted(mine + other) == [*range(12), *range(100, 106)]
+    assert len((mine, other)[rank]) == 9
 
 
 def test_inputs_that_are_shards_are_read_in_ranges(left: hr.Stream, right: hr.Stream, rows: hr.Stream) -> None:

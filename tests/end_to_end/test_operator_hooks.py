@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import anyio.to_thread
 import pytest
 from builders import loops
 from builders.loops import iterated_later, loaded
@@ -14,6 +15,7 @@ from builders.numbers import Iterated
 from unit.batchers import Budget
 
 import headrace as hr
+from headrace.errors import LoaderClosedError
 
 
 class Told:
@@ -308,11 +310,65 @@ def test_functions_of_no_iterator_are_refused() -> None:
         alone(data.apply(lambda samples: 3))
 
 
+def is_any(n: int) -> bool:
+    return n >= 0
+
+
+async def by_twos(samples: Any) -> AsyncIterator[int]:
+    while True:
+        for sample in await asyncio.gather(anext(samples, None), anext(samples, None)):
+            if sample is None:
+                return
+            yield sample
+
+
+def test_apply_may_ask_for_several_samples_at_once() -> None:
+    assert list(hr.from_map(range(30)).filter(is_any).apply(by_twos)) == list(range(30))
+
+
+def test_function_that_asks_after_the_end_of_the_iterator_gets_an_error() -> None:
+    (begun, closed, raised), errors = [threading.Event() for _ in range(3)], list[BaseException]()
+
+    def late(samples: Any) -> Iterator[int]:
+        begun.set()
+        assert closed.wait(60)
+        try:
+            yield from samples
+        except BaseException as error:
+            errors.append(error)
+            raised.set()
+            raise
+
+    with hr.DataLoader(hr.from_map(range(30)).filter(is_any).apply(late), batch_size=4) as loader:
+        batches = iter(loader)
+        assert begun.wait(60)
+        batches.close()
+        closed.set()
+        assert raised.wait(60)
+    assert isinstance(errors[0], LoaderClosedError)
+
+
+def test_coroutine_functions_after_an_iterable_run_concurrently() -> None:
+    most = running = 0
+
+    async def counts(n: int) -> int:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return n
+
+    data = hr.from_iterable(range(100)).map(counts)
+    assert [n for batch in loaded(data, batch_size=20) for n in batch.tolist()] == list(range(100))
+    assert most >= 10
+
+
 def test_join_without_a_key_emits_samples_of_both_as_they_arrive() -> None:
     gate = threading.Event()
 
-    def waits(number: int) -> int:
-        assert gate.wait(60)
+    async def waits(number: int) -> int:
+        assert await anyio.to_thread.run_sync(gate.wait, 60)
         return number
 
     slow, quick = hr.from_map([100, 101]).map(waits), hr.from_map(range(20))

@@ -55,7 +55,7 @@ def is_quiet(loader: Any) -> bool:
         and runtime._arena.leased_bytes == 0
         and len(runtime._slabs._free) == len(runtime._slabs.segments)
         and not runtime._slabs._waiting
-        and not runtime._budget._waiting
+        and not runtime.budget._waiting
     )
 
 

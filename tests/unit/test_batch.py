@@ -1,22 +1,28 @@
-"""Batches of the engine and their tasks: boundaries, the order of turns, sizes of tasks, and how they end."""
+"""Batches of the engine and their tasks: boundaries, sizes of tasks, and how they end; outlets."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace._util.shared_memory import Arena, Lease
-from headrace.engine.scheduler.batch_work import BatchState, OpenBatch, PrioritySemaphore
+from headrace.delivery.channel import ChannelFailedError
+from headrace.engine.scheduler.assembler import Outlet
+from headrace.engine.scheduler.batch_work import BatchState, OpenBatch
 from headrace.engine.scheduler.dispatch import Budget, Dispatch, Pace
 from headrace.engine.scheduler.epoch_spec import BatchSpec, GroupStage, Learned
-from headrace.engine.scheduler.position_map import BatchBoundaries, EvenBoundaries, GivenBoundaries
+from headrace.engine.scheduler.position_map import BatchBoundaries, EvenBoundaries, GivenBoundaries, PositionMap
 from headrace.ops.batch import EvenBatcher
+from headrace.state.resume_point import ResumePoint
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart
+from headrace.workers.task_runner import open_part
 from headrace.workers.tasks import Finish, Reply, Task
 
 
@@ -45,41 +51,49 @@ async def settle(turns: int = 5) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("limit", [1, 2, None])
-async def test_turns_are_granted_by_number_within_the_limit(limit: int | None) -> None:
-    turns, order = PrioritySemaphore(limit), list[int]()
-    inside = most = 0
+@given(st.data(), st.lists(st.integers(1, 5), max_size=6))
+async def test_outlet_gives_samples_in_order_and_resume_points(data: st.DataObject, sizes: list[int]) -> None:
+    starts, position_map = list(itertools.accumulate(sizes, initial=0)), PositionMap()
+    outlet, got, ends = Outlet(position_map, Budget(100, int, int)), list[Any](), list[None]()
+    outlet.attach(lambda: None, lambda: ends.append(None))
 
-    async def work(number: int) -> None:
-        nonlocal inside, most
-        end = await turns.take(number)
-        inside += 1
-        most = max(most, inside)
-        order.append(number)
-        await settle()
-        inside -= 1
-        end()
-        end()
+    async def consume() -> None:
+        while (part := await outlet.take()) is not None:
+            got.extend(open_part(part))
+            count = data.draw(st.integers(len(got) - part.count + 1, len(got)))
+            begin = ResumePoint(batches=3, samples=4, skipped=(1, 0))
+            after = outlet.after(count, begin)
+            assert (after.covers, after.used, after.skipped) == (((0, count),), count, (1, 0))
+            assert (after.batches, after.samples) == (3 + count, 4 + count)
 
-    await asyncio.gather(*(work(number) for number in (5, 3, 4, 1, 2)))
-    assert most == (limit or 5)
-    assert sorted(order) == [1, 2, 3, 4, 5]
-    if limit == 1:
-        assert order == [5, 1, 2, 3, 4]
+    consuming = asyncio.create_task(consume())
+    await settle()
+    assert outlet.lacks(None)
+    assert outlet.lacks(0)
+    assert not outlet.lacks(1)
+    for k in data.draw(st.permutations(range(len(sizes)))):
+        position_map.put(starts[-1])
+        outlet.add(starts[k], ListPart(list(range(starts[k], starts[k + 1]))))
+        await settle(data.draw(st.integers(0, 2)))
+    assert not ends
+    outlet.end(starts[-1])
+    await consuming
+    assert got == list(range(starts[-1]))
+    assert ends
+    assert not outlet.has_waiting
 
 
 @pytest.mark.asyncio
-async def test_turn_of_a_cancelled_waiter_is_not_lost() -> None:
-    turns = PrioritySemaphore(1)
-    end = await turns.take(0)
-    waiting = asyncio.create_task(turns.take(1))
-    granted = asyncio.create_task(turns.take(0))
+async def test_outlet_gives_the_error_of_its_epoch_once() -> None:
+    outlet = Outlet(PositionMap(), Budget(100, int, int))
+    taking = asyncio.create_task(outlet.take())
     await settle()
-    waiting.cancel()
-    end()
-    granted.cancel()  # it has just been given the turn
-    await asyncio.gather(waiting, granted, return_exceptions=True)
-    (await asyncio.wait_for(turns.take(2), 5))()
+    outlet.fail(PackedError(b"why"))
+    outlet.fail(PackedError(b"later"))
+    with pytest.raises(ChannelFailedError) as caught:
+        await taking
+    assert caught.value.failure == PackedError(b"why")
+    assert await outlet.take() is None
 
 
 @given(st.data(), st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sets(st.integers(0, 23), max_size=3))

@@ -37,9 +37,6 @@ running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_runni
 Decompression and disk reads have separate threads, so that user calls do not block them.
 """
 
-running_workers: ContextVar[int] = ContextVar("headrace_running_workers", default=0)
-"""Number of worker processes of the running loader."""
-
 running_part: ContextVar[tuple[int, int]] = ContextVar("headrace_running_part", default=(1, 0))
 """(number of ranks that share the samples, this rank), in workers."""
 

@@ -73,7 +73,6 @@ class BatchIterator(Generic[B]):
         before: Called before the first batch. May block.
         batches: Number of batches returned.
         leave_out: Number of next batches to receive and drop.
-        failure: The last error that replaced a batch, as packed. More batches may follow.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class BatchIterator(Generic[B]):
         self.before: Callable[[], None] | None = None
         self.batches = 0
         self.leave_out = 0
-        self.failure: PackedError | None = None
 
     def __iter__(self) -> BatchIterator[B]:
         return self
@@ -278,7 +276,6 @@ class BatchIterator(Generic[B]):
         return batch
 
     def _failed(self, arrived: Arrived) -> None:
-        self.failure = arrived.error
         if self._progress is not None:
             self._progress.fail(arrived)
         self._count_one()

@@ -23,7 +23,6 @@ from headrace.state.resume_point import ResumePoint, ResumePoints
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import unpack_each
 from headrace.torch_compat.spec import Spec
-from headrace.workers.failures import PackedError
 
 HELD_SLABS = 2  # the loop variable refers to batch k while next() makes k + 1
 _PAGE = 4096
@@ -290,7 +289,6 @@ class Arrived(NamedTuple):
         number: Index of this batch in `after`.
         late: See `headrace.delivery.channel.Delivery`.
         batch: Number of the batch in the epoch, or of the first batch of its message.
-        error: The error that replaces the batch, as packed.
     """
 
     open: Callable[[], object]
@@ -299,7 +297,6 @@ class Arrived(NamedTuple):
     number: int = 0
     late: ResumePoint | None = None
     batch: int = 0
-    error: PackedError | None = None
 
 
 _COPIED_BYTES = 2**20
@@ -312,11 +309,7 @@ class BatchOpener:
     def arrived(self, message: Delivery | ChunkDelivery) -> Iterable[Arrived]:
         if isinstance(message, Delivery):
             after = None if message.after is None else (message.after,)
-            return (
-                Arrived(
-                    partial(self.open, message), message.count, after, 0, message.late, message.batch, message.error
-                ),
-            )
+            return (Arrived(partial(self.open, message), message.count, after, 0, message.late, message.batch),)
         batches: Iterator[Callable[[], object]]
         try:  # copy now, so that no batch keeps the whole slab leased
             batches = self._each(message)
@@ -325,10 +318,8 @@ class BatchOpener:
         assert len(message.after) == len(message.outcomes) == len(message.counts)
         late, arrived = message.late, list[Arrived]()
         for number, (outcome, count) in enumerate(zip(message.outcomes, message.counts, strict=True)):
-            raised = outcome if type(outcome) is RaisedError else None
-            open_one = next(batches) if raised is None else partial(_raise, raised)
-            packed = None if raised is None else raised.error
-            arrived.append(Arrived(open_one, count, message.after, number, late, error=packed))
+            open_one = partial(_raise, outcome) if type(outcome) is RaisedError else next(batches)
+            arrived.append(Arrived(open_one, count, message.after, number, late))
             late = None
         return arrived
 

@@ -35,7 +35,7 @@ from headrace.readers.by_key import AdaptiveConcurrency
 from headrace.torch_compat import serialize
 from headrace.torch_compat.collate_by_torch import collate_by_torch, for_workers
 from headrace.workers.sample_chunks import Part
-from headrace.workers.tasks import Chain, Step
+from headrace.workers.tasks import CHAINS, Chain, Step
 
 if TYPE_CHECKING:
     from headrace.session.runtime import Runtime
@@ -59,6 +59,8 @@ class EpochBuilder:
         part: (number of ranks that share the samples, this rank).
         wrap: Makes a part of Python objects.
         meter: Counts how long coroutines block the loop.
+        first_chain: Number of the first chain. Streams in the same workers have different numbers.
+        is_input: True if its samples go to another epoch.
     """
 
     def __init__(
@@ -69,16 +71,21 @@ class EpochBuilder:
         part: tuple[int, int],
         wrap: Wrap,
         meter: Meter,
+        *,
+        first_chain: int = _FINAL,
+        is_input: bool = False,
     ) -> None:
         pipeline = pipeline if planning is None else planning.pipeline  # equal, and avoids a second object
         self.pipeline, self.settings, self.planning, self.meter = pipeline, settings, planning, meter
-        self.prefix, chains, inner = _stages(pipeline, settings, meter, wrap)
+        self.prefix, chains, inner = _stages(pipeline, settings, meter, wrap, first_chain, is_input=is_input)
+        if is_input:
+            del chains[first_chain]
         self.adaptive = AdaptiveConcurrency(settings.first_reads, settings.fetch_concurrency)
         begin = partial(begin_part, part)
         self.chains = {number: replace(chain, begin=begin) for number, chain in chains.items()}
         self.batches = BatchSpec(
             inner=tuple(inner),
-            chain=_FINAL,
+            chain=first_chain,
             batch_size=settings.batch_size,
             workers=max(1, settings.num_workers),
             drop_last=settings.drop_last,
@@ -89,6 +96,7 @@ class EpochBuilder:
             depth=settings.prefetch_factor,
             together=settings.together,
             publishes=pipeline.runs_user_code or not settings.use_slots,
+            is_input=is_input,
         )
         self.learned = Learned(settings.use_slots)
 
@@ -126,7 +134,8 @@ class EpochBuilder:
             OptionError: the samples cannot be read with these options.
         """
         gathered = self.batches.gathered(plan.batch_size)
-        chunk = self.batches.chunk(gathered, self.learned.sample_s)
+        is_each = self.batches.begins_on_loop and self.pipeline.source.traits.iterated  # the next one may never come
+        chunk = 1 if is_each else self.batches.chunk(gathered, self.learned.sample_s)
         rows = plan.packed_rows()
         source = self.pipeline.source.open(EpochIO(self, plan, reader, calls, gathered, chunk, rows))
         return EpochSpec(
@@ -179,7 +188,7 @@ async def _through_loop(
     made: list[list[object]] = [[]] * len(samples)
 
     async def one(k: int) -> None:
-        running_sample.set(RunningSample(stage_key(key, number), positions[k]))
+        running_sample.set(RunningSample(stage_key(key, number % CHAINS), positions[k]))
         made[k] = await apply(steps, samples[k], positions[k])
 
     async with anyio.create_task_group() as group:
@@ -194,26 +203,26 @@ def _give_many(steps: Sequence[Step]) -> bool:
 
 
 def _stages(
-    pipeline: Pipeline, settings: Settings, meter: Meter, wrap: Wrap
+    pipeline: Pipeline, settings: Settings, meter: Meter, wrap: Wrap, first_chain: int, *, is_input: bool
 ) -> tuple[tuple[Step, ...], dict[int, Chain], list[InnerStage]]:
     """Return (asynchronous steps run by the source, chains of workers, stages before the last)."""
     groups = _by_color(pipeline.narrowed_steps, meter)
     prefix: tuple[Step, ...] = ()
-    if groups and groups[0][0] and (pipeline.is_by_number or pipeline.source.traits.iterated):
+    if groups and groups[0][0] and pipeline.is_by_number:
         is_map = all(step.kind == "map" for step in groups[0][1])
         prefix = groups.pop(0)[1] if is_map else ()
     last: tuple[Step, ...] = ()
-    if groups and not groups[-1][0] and pipeline.keeps_count:
+    if groups and not groups[-1][0] and pipeline.keeps_count and not is_input:
         last = groups.pop()[1]
     skips, collate = settings.skips is not None, for_workers(settings.collate)
     columns = pipeline.columns
     final = Chain(last, collate, pipeline.after, settings.init, columns if last else None, skips)
-    chains = {_FINAL: replace(final, unchanged=settings.unchanged)}
+    chains = {first_chain: replace(final, unchanged=settings.unchanged)}
     inner: list[InnerStage] = []
 
     def add(groups: Sequence[tuple[bool, tuple[Step, ...]]], columns: Callable[..., Any] | None = None) -> None:
         for is_on_loop, steps in groups:
-            number = _FINAL + 1 + len(inner)
+            number = first_chain + 1 + len(inner)
             if is_on_loop:
                 inner.append(LoopStage(partial(_through_loop, number, steps, wrap), _give_many(steps)))
             else:
@@ -221,9 +230,9 @@ def _stages(
                 inner.append(WorkStage(number, _give_many(steps)))
 
     def have_measured(measure: Step) -> None:
-        if not inner or _FINAL + len(inner) not in chains:
+        if not inner or first_chain + len(inner) not in chains:
             add([(False, ())])
-        number = _FINAL + len(inner)
+        number = first_chain + len(inner)
         chains[number] = replace(chains[number], measure=measure)
 
     add(groups, columns)  # `columns` covers all of them
@@ -234,7 +243,7 @@ def _stages(
             continue
         if grouping.measure is not None:
             have_measured(Step(grouping.text, "map", grouping.measure, passed=grouping.passed))
-        groups, number = _by_color(steps, meter), _FINAL + 1 + len(inner)
+        groups, number = _by_color(steps, meter), first_chain + 1 + len(inner)
         first = groups.pop(0)[1] if groups and not groups[0][0] else ()
         chains[number] = Chain((), for_workers(grouping.collate) or collate_by_torch, first, settings.init, skips=skips)
         is_measured = grouping.measure is not None

@@ -329,6 +329,7 @@ class EpochPlan:
                 "load_state_dict(state)"
             )
         mark, at = received.mark
+        mark = mark() if callable(mark) else mark
         cursor = Cursor.at(self.begin.cursor.position + at)
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
         return replace(state, cursor=cursor, received=done, mark=mark, samples=samples)

@@ -7,6 +7,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +18,7 @@ from headrace.dataset.source import Wanted
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.fetch import Reader
-from headrace.options import Skip
+from headrace.options import Settings, Skip
 from headrace.order.cursor import Cursor
 from headrace.order.orders import ENDLESS
 from headrace.order.permutation import draw, sample_seed, window_order
@@ -45,6 +46,9 @@ _PLANNED_AT_ONCE = 4096
 _AHEAD = 1024  # positions computed at once
 _LOOK_S = 0.5  # interval of checks for a closed loop, which sends no notification
 _END = object()
+
+running_settings: ContextVar[Settings] = ContextVar("headrace_running_settings")
+"""Options of the loader whose iterable data set is running. Set where `aiter` runs."""
 
 
 class EpochIO:
@@ -96,7 +100,7 @@ class EpochIO:
 
         plan = self._plan
         begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
-        meter, prefix, pipeline = self._meter, self._prefix, self._pipeline
+        meter, pipeline, settings = self._meter, self._pipeline, self._settings
         of_caller = self._calls.samples_of(data) if data.loop == "caller" else None
         resumable: Resumable | None = None
 
@@ -106,13 +110,14 @@ class EpochIO:
             from headrace.readers.from_iterator import Resumable
 
             nonlocal resumable
+            running_settings.set(settings)
             mine = LoopSession(data).data  # opened on the engine's loop
             sharing = Sharing(pipeline, plan, of_caller or mine.aiter)
             resumable = Resumable(mine, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
             opened: AsyncIterator[object] = resumable.open()  # now, as snapshots need an open iterator
             if data.loop != "caller" and _is_users(data):
                 opened = WatchedIterator(opened, meter.held(f"{type(data).__name__}.aiter"))
-            return opened if not prefix else iterate_through(opened, prefix, begin)
+            return opened
 
         return IterProducer(
             make,
@@ -165,7 +170,7 @@ class EpochIO:
             adaptive=self._adaptive,
             chunks=ChunkSizes(self._gathered, self._chunk, many is None and self._gathered > self._plan.batch_size),
             pack_error=serialize.pack_error,
-            again=not _is_users(data),
+            again=not _is_users(data) or self._gathered > self._plan.batch_size,
         )
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
@@ -338,19 +343,6 @@ async def get_through(get: Callable[[Any], Awaitable[object]], steps: Sequence[S
     return sample
 
 
-async def iterate_through(
-    samples: AsyncIterator[object], steps: Sequence[Step], position: int
-) -> AsyncIterator[object]:
-    try:
-        async for sample in samples:
-            (made,) = await apply(steps, sample, position)  # a failure does not end the iteration
-            yield made
-            position += 1
-    finally:
-        if hasattr(samples, "aclose"):
-            await samples.aclose()
-
-
 class TrainerCalls:
     """The user's `hr.Skip(when=)`, and the samples of a data set whose `loop` is "caller".
 
@@ -497,7 +489,7 @@ class _Around:
         return self
 
     def __getattr__(self, name: str) -> object:
-        if name not in ("state_dict", "load_state_dict", "aclose"):
+        if name not in ("state_dict", "load_state_dict", "__snapshot__", "aclose"):
             raise AttributeError(name)
         return getattr(self._samples, name)
 

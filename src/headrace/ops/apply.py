@@ -13,16 +13,16 @@ from headrace._util import check
 from headrace._util.functions import is_async, name_of
 from headrace.dataset.stream import Stream
 from headrace.ops.flat_map import is_async_generator
-from headrace.ops.nested_loader import WithinDataset
+from headrace.ops.inputs import NestedDataset
 from headrace.ops.operator import SampleFunction
 
 if TYPE_CHECKING:
-    from headrace.loader import DataLoader
+    from headrace.session.input import Input
 
 _END = object()
 
 
-class AppliedDataset(WithinDataset):
+class AppliedDataset(NestedDataset):
     """The results of a function of an iterator over the samples.
 
     Args:
@@ -44,10 +44,10 @@ class AppliedDataset(WithinDataset):
         return f"{self.streams[0]!r}.{self.name}"
 
     async def aiter(self) -> AsyncIterator[object]:
-        (loader,) = self.loaders()
+        (samples,) = self.inputs()
         try:
-            self._begin(loader)
-            given = self._asynchronous(loader) if self._is_async else self._in_thread(loader)
+            self._begin(samples)
+            given = self._asynchronous(samples) if self._is_async else self._in_thread(samples)
             async with contextlib.aclosing(given):
                 async for sample in given:
                     yield sample
@@ -56,23 +56,23 @@ class AppliedDataset(WithinDataset):
             raise
         finally:
             with anyio.CancelScope(shield=True):
-                await loader.aclose()
+                await samples.aclose()
 
-    def _begin(self, loader: DataLoader[Any]) -> None: ...
+    def _begin(self, samples: Input) -> None: ...
 
-    async def _asynchronous(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
-        async with contextlib.aclosing(self.fn(aiter(loader))) as given:
+    async def _asynchronous(self, samples: Input) -> AsyncGenerator[object, None]:
+        async with contextlib.aclosing(self.fn(aiter(samples))) as given:
             async for sample in given:
                 yield sample
 
-    async def _in_thread(self, loader: DataLoader[Any]) -> AsyncGenerator[object, None]:
+    async def _in_thread(self, samples: Input) -> AsyncGenerator[object, None]:
         """Run a plain function in a thread.
 
-        Cancellation abandons the thread; closing the loader ends it.
+        Cancellation abandons the thread; closing the input ends it.
         """
 
         def begun() -> Iterator[object]:
-            given: Iterator[object] = iter(self.fn(iter(loader)))
+            given: Iterator[object] = iter(self.fn(iter(samples)))
             return given
 
         given = await anyio.to_thread.run_sync(begun, abandon_on_cancel=True)
@@ -84,7 +84,7 @@ class AppliedDataset(WithinDataset):
                 yield sample
         finally:
             with anyio.CancelScope(shield=True):
-                await loader.aclose()
+                await samples.aclose()
                 await anyio.to_thread.run_sync(_close, given)
 
 
@@ -95,16 +95,16 @@ class ResumableApplied(AppliedDataset):
         super().__init__(stream, fn)
         self.why_no_state = None
         self._keeps: Any = fn  # the function; it has state_dict()
-        self._loader: DataLoader[Any] | None = None
-        self._loaded: Mapping[str, object] | None = None  # state of the stream, for the next loader
+        self._input: Input | None = None
+        self._loaded: Mapping[str, object] | None = None  # state of the stream, for the next input
 
-    def _begin(self, loader: DataLoader[Any]) -> None:
+    def _begin(self, samples: Input) -> None:
         if self._loaded is not None:
-            loader.load_state_dict(self._loaded)
-        self._loader, self._loaded = loader, None
+            samples.load_state_dict(self._loaded)
+        self._input, self._loaded = samples, None
 
     def state_dict(self) -> dict[str, object]:
-        before = self._loaded if self._loader is None or self._loaded is not None else self._loader.state_dict()
+        before = self._loaded if self._input is None or self._loaded is not None else self._input.state_dict()
         return {"before": before, "fn": self._keeps.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from headrace.dataset.stream import Stream
 from headrace.ops.combined import CombinedSpec, combined, streams_of
-from headrace.ops.nested_loader import in_turns, one_after_the_other
+from headrace.ops.inputs import in_turns, one_after_the_other
 from headrace.order.combined import ConcatOrder
 from headrace.order.orders import ENDLESS, Order
 from headrace.pipeline.pipeline import refusal

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headrace._util import check
 from headrace.dataset.stream import Stream
 from headrace.ops.combined import CombinedSpec, combined, streams_of
-from headrace.ops.nested_loader import in_turns
+from headrace.ops.inputs import in_turns
 from headrace.order.combined import InterleaveLayout, InterleaveOrder
 from headrace.order.orders import ENDLESS, Order
 

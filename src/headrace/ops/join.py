@@ -19,7 +19,7 @@ from headrace.errors import FormatError
 from headrace.ops.cache import is_kept
 from headrace.ops.combined import check_apart, check_input, streams_of
 from headrace.ops.fields import field_of
-from headrace.ops.nested_loader import WithinDataset
+from headrace.ops.inputs import NestedDataset
 from headrace.ops.operator import EachSample, PassOperator
 from headrace.ops.zip import ZipSpec, in_tuples
 from headrace.order.orders import ChosenOrder, Order
@@ -226,7 +226,7 @@ def _shown(keys: Sequence[object]) -> str:
 _END = object()
 
 
-class FirstComeDataset(WithinDataset):
+class FirstComeDataset(NestedDataset):
     name = "join"
     why_no_state = (
         "states of .join(other) without on= would have to record which sample was first, which differs in each run; "
@@ -239,10 +239,10 @@ class FirstComeDataset(WithinDataset):
         return f"{first}.join({', '.join(others)})"
 
     async def aiter(self) -> AsyncIterator[object]:
-        loaders = self.loaders()
+        inputs = self.inputs()
         waiting: dict[asyncio.Task[object], tuple[int, AsyncIterator[object]]] = {}
         try:
-            iterators = [aiter(loader) for loader in loaders]
+            iterators = [aiter(one) for one in inputs]
             waiting = {asyncio.ensure_future(_next(one)): (number, one) for number, one in enumerate(iterators)}
             while waiting:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -256,8 +256,8 @@ class FirstComeDataset(WithinDataset):
                 for task in waiting:
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
-                for loader in loaders:
-                    await loader.aclose()
+                for one in inputs:
+                    await one.aclose()
 
 
 async def _next(iterator: AsyncIterator[object]) -> object:

@@ -91,7 +91,7 @@ def _in_passes(inputs: Sequence[Stream], *, operator: EpochOperator) -> Stream:
     if pipeline.packing is not None:
         raise refusal("passes", f".{operator.text}", f".{pipeline.packing.text}")
     from headrace.dataset.stream import Stream
-    from headrace.ops.nested_loader import TurnsDataset, check_within, one_after_the_other
+    from headrace.ops.inputs import TurnsDataset, check_within, one_after_the_other
 
     check_within("", pipeline, f".{operator.text}")
     again = partial(_in_passes, operator=operator)

@@ -15,7 +15,7 @@ from headrace._util.functions import as_it_is
 from headrace.dataset.stream import Stream
 from headrace.ops.combined import CombinedSpec, InputsDataset, check_objects, streams_of
 from headrace.ops.fork import side_by_side
-from headrace.ops.nested_loader import in_turns
+from headrace.ops.inputs import in_turns
 from headrace.ops.operator import EachSample
 from headrace.ops.run_inline import NamedSteps, split_steps, through
 from headrace.order.combined import ZipOrder

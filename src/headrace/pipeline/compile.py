@@ -123,7 +123,7 @@ class PipelineBuilder:
         if self._batch is not None and step.kind == "map" and not is_async(step.fn):
             self._after.append(operator)
             return
-        self._close()
+        self.close()
         if operator.keeps_key is not None and self._asks_index:
             self._keeps.append(operator.keeps_key)
             return
@@ -135,12 +135,12 @@ class PipelineBuilder:
 
     def add_batch(self, operator: Batch) -> None:
         self._check_last(operator)
-        self._close()
+        self.close()
         self._batch, self._is_batched, self._makes_batches = operator, True, False
 
     def add_group(self, operator: GroupOperator) -> None:
         self._check_last(operator)
-        self._close()
+        self.close()
         self._begin_level(replace(operator, passed=" → ".join(self.passed)), [])
         self._is_batched, self._makes_batches = False, operator.makes_batches
 
@@ -172,10 +172,10 @@ class PipelineBuilder:
     def _add_numbered(self, operator: Operator, step: Step) -> None:
         """Begin a level: its step gets the numbers of the samples that come out of the levels before."""
         self._check_last(operator, keeps_count=step.keeps_count)
-        self._close()
+        self.close()
         self._begin_level(None, [EachSample(replace(step, passed=" → ".join(self.passed)))])
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """Turn the last batching into a grouping, since more than functions of batches follows."""
         if self._batch is not None:
             self._begin_level(self._batch.on_the_way, self._after)

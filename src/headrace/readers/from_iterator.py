@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from headrace._util.context import RunningSample, is_ours, running_charge, running_sample
-from headrace.errors import OptionError
 from headrace.readers.by_key import Charge, Expectation
 from headrace.readers.protocol import Flow
 from headrace.torch_compat.stateful import is_stateful
@@ -54,18 +53,21 @@ class Resumable:
         self._iterator = self._gone_on(self._begin, 0)
         return self._iterator  # type: ignore[no-any-return]
 
-    def snapshot(self) -> dict[str, Any] | None:
-        """Return the progress. None if neither data set nor iterator has states."""
+    def snapshot(self) -> dict[str, Any] | Callable[[], dict[str, Any]] | None:
+        """Return the progress, or a function that returns it. None if neither data set nor iterator has states.
+
+        An iterator of ours whose state takes long to make has `__snapshot__`, which returns such a function.
+        """
         if "over" in self._state:
             return copy.deepcopy(self._state)  # the epoch has not started yet
+        if hasattr(self._iterator, "__snapshot__"):
+            later = self._iterator.__snapshot__()
+            return lambda: {"iterator": later()}
         state = {}
         if is_stateful(self._dataset):
             state["dataset"] = copy.deepcopy(self._dataset.state_dict())
         if is_stateful(self._iterator):
-            try:
-                state["iterator"] = copy.deepcopy(self._iterator.state_dict())
-            except OptionError:  # one of its inputs has no state
-                return None
+            state["iterator"] = copy.deepcopy(self._iterator.state_dict())
         return state or None
 
     def _gone_on(self, number: int, later: int) -> Any:

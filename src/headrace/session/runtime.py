@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import CapacityLimiter
 
-from headrace._util.context import is_ours, running_loop, running_reader, running_threads, running_workers
+from headrace._util.context import is_ours, running_loop, running_reader, running_threads
 from headrace._util.reads import Opens
 from headrace._util.shared_memory import Arena, require_descriptors, segments_at_most
 from headrace.delivery.channel import open_channel
@@ -33,10 +35,14 @@ from headrace.workers.forkserver.client import ForkServer
 from headrace.workers.process_workers import ProcessExecutor
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import PartPacker
-from headrace.workers.tasks import Chain
+from headrace.workers.tasks import CHAINS, Chain
 
 if TYPE_CHECKING:
     from headrace.workers.executor import Executor
+
+
+running_runtime: ContextVar[Runtime] = ContextVar("headrace_running_runtime")
+"""Runtime of the epoch that the code runs for. Set on the engine's loop."""
 
 
 class Runtime:
@@ -54,7 +60,7 @@ class Runtime:
     ) -> None:
         self._settings = settings
         self._pid = os.getpid()
-        self._processes = processes = settings.num_workers if workers == "process" else 0
+        processes = settings.num_workers if workers == "process" else 0
         require_descriptors(processes, reads=True)
         self._segments_at_most = segments_at_most(processes)
         self._fork_server = ForkServer.acquire(with_torch=with_torch) if processes else None
@@ -72,7 +78,8 @@ class Runtime:
         self._mover = mover_of(settings.device)
         if self._mover is not None:
             self._slabs.unlock_pages = self._mover.unlocker()
-        self._budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
+        self._lent = set[int]()  # first chain numbers of running inputs
+        self.budget = Budget(settings.memory_budget, self._in_use, lambda: self._arena.leased_bytes)
         modules: dict[str, int] = {}
         if self._fork_server is not None:
             self._executor: Executor = ProcessExecutor(processes, self._fork_server, modules)
@@ -87,15 +94,30 @@ class Runtime:
     def reader(self, storage_options: Mapping[str, object] | None, data_set: Callable[[], str] = str) -> Reader:
         """Return the loader's reader. `data_set` returns an identifier for the read cache."""
         if self._reader is None:
-            settings = self._settings
-            self._reader = Reader(
-                settings.fetch,
-                concurrency=settings.fetch_concurrency,
-                storage_options=storage_options,
-                data_set="" if settings.fetch.cache_dir is None else data_set(),
-                meter=self.fetch_meter,
-            )
+            self._reader = self.new_reader(storage_options, data_set)
         return self._reader
+
+    def new_reader(self, storage_options: Mapping[str, object] | None, data_set: Callable[[], str]) -> Reader:
+        settings = self._settings
+        return Reader(
+            settings.fetch,
+            concurrency=settings.fetch_concurrency,
+            storage_options=storage_options,
+            data_set="" if settings.fetch.cache_dir is None else data_set(),
+            meter=self.fetch_meter,
+        )
+
+    def resources(self, meters: LoaderMeters) -> Resources:
+        return Resources(
+            works=self._workers,
+            slabs=self._slabs,
+            arena=self._arena,
+            budget=self.budget,
+            meters=meters,
+            wrap=self.parts.of_samples,
+            copies=1 if self._executor.shares_objects else 2,
+            pack_error=serialize.pack_error,
+        )
 
     def iterate(
         self,
@@ -119,17 +141,7 @@ class Runtime:
         give_back, retire = partial(mailbox.post, slabs.returned), partial(mailbox.post, slabs.retire)
         put_back = partial(mailbox.put, slabs.returned)
         views = Views(slabs.segments, give_back, retire, ahead.lock_pages, ahead.depth, put_back)
-        resources = Resources(
-            works=self._workers,
-            slabs=slabs,
-            arena=self._arena,
-            budget=self._budget,
-            meters=self.meters,
-            wrap=self.parts.of_samples,
-            copies=1 if self._executor.shares_objects else 2,
-            pack_error=serialize.pack_error,
-        )
-        run = Epoch(spec, resources, sender)
+        run = Epoch(spec, self.resources(self.meters), sender)
 
         running = weakref.ref(run)  # weak: its source may refer to the iterator
 
@@ -173,7 +185,18 @@ class Runtime:
 
     def learn(self, number: int, chain: Chain) -> None:
         """Register a chain with the workers. To be called on the engine's loop."""
-        self._chains.learn(number, self._chains.pack(chain))
+        packed = self._chains.pack_changed(number, chain)  # workers may have it from an earlier epoch of an input
+        if packed is not None:
+            self._chains.learn(number, packed)
+
+    def lend_chains(self) -> int:
+        """Return the number of the first chain of an input, until it is taken back."""
+        number = next(k for k in itertools.count(CHAINS + 1, CHAINS) if k not in self._lent)
+        self._lent.add(number)
+        return number
+
+    def take_back_chains(self, number: int) -> None:
+        self._lent.discard(number)
 
     def teach(self, number: int, chain: Chain) -> None:
         """Register a chain from the trainer's thread, where it is pickled. Replaces an older chain."""
@@ -202,7 +225,7 @@ class Runtime:
         self._opened = dataset
 
     def read_ahead(self, nbytes: int) -> None:
-        self._budget.widen(nbytes)
+        self.budget.widen(nbytes)
 
     def close_soon(self) -> None:
         """Start to close, without waiting. May be called from a finalizer."""
@@ -233,7 +256,7 @@ class Runtime:
                     if held.calls
                 },
                 input_bytes=self._arena.leased_bytes,
-                claimed_bytes=self._budget.claimed,
+                claimed_bytes=self.budget.claimed,
             ),
             work=WorkStats(
                 workers=max(1, self._settings.num_workers),
@@ -264,9 +287,9 @@ class Runtime:
 
     def _may_grow(self, size: int) -> bool:
         room = self._settings.memory_budget - size
-        if self._budget.in_use > room:
+        if self.budget.in_use > room:
             return False
-        self._arena.shrink(room - self._slabs.nbytes - self._budget.claimed)
+        self._arena.shrink(room - self._slabs.nbytes - self.budget.claimed)
         return True
 
     def _in_use(self) -> int:
@@ -276,7 +299,7 @@ class Runtime:
         return max(self._held() - self._arena.spare_bytes, by_number)
 
     def _room(self) -> int:
-        return self._settings.memory_budget - self._budget.in_use
+        return self._settings.memory_budget - self.budget.in_use
 
     def _forget(self, number: int) -> None:
         self._workers.forget_segment(number)
@@ -313,7 +336,7 @@ class Runtime:
         running_reader.set(self._reader)
         running_loop.set(asyncio.get_running_loop())
         running_threads.set(self._threads)
-        running_workers.set(self._processes)
+        running_runtime.set(self)
         try:
             async with self._ready_lock:
                 if not self._is_ready:

@@ -31,7 +31,7 @@ from headrace.workers.failures import (
 from headrace.workers.randomness import begin_sample, key_number, seed_global_generators
 from headrace.workers.sample_chunks import Part, offset_in
 from headrace.workers.task_inputs import Inputs, runs
-from headrace.workers.tasks import NO_STEP, Chain, Step, TaskMessage
+from headrace.workers.tasks import CHAINS, NO_STEP, Chain, Step, TaskMessage
 
 Busy = dict[str, float]  # seconds per step
 
@@ -73,8 +73,7 @@ class Maker:
             yield from _apart(self._make_many(chain, chain.many, order, busy), at_once)
             return
         failures, is_quick = order.failures, at_once > 1 and not order.failures and not order.one_by_one
-        # Chain numbers may differ between two runs. With keys there is one stage only, so its number is not used.
-        key = order.key if chain.by_key else stage_key(order.key, order.chain)
+        key = order.key if chain.by_key else stage_key(order.key, order.chain % CHAINS)
         index = 0
         self._progress[0], self._first_number = 0, order.first_number
         try:
@@ -238,7 +237,7 @@ class Maker:
         if failed and not chain.skips:
             return failed[0][1]
         if len(failed) < len(made):
-            key = stage_key(order.key, order.chain)
+            key = stage_key(order.key, order.chain % CHAINS)
             whole = self.collate(chain, without_failures(made), replace(order, key=key), busy)
             if isinstance(whole, Failure):  # belongs to no single sample
                 return Failure(whole.error.widened())
@@ -255,7 +254,7 @@ class Maker:
         The result is one sample in any case. If all pieces have failed, or none may be skipped, it is the first
         failure.
         """
-        failed, own = failures_among(made), replace(order, key=stage_key(order.key, order.chain))
+        failed, own = failures_among(made), replace(order, key=stage_key(order.key, order.chain % CHAINS))
         if failed and (len(failed) == len(made) or not chain.skips):
             return failed[0][1], [(k, failure.error) for k, failure in failed[1:]] if chain.skips else ()
         both = zip(order.notes, made, strict=True)

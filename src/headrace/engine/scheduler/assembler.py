@@ -1,17 +1,21 @@
-"""Assembly of batches from samples, and their delivery in order."""
+"""Where the samples of an epoch go: into batches, delivered in order, or one by one to another epoch."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from anyio.abc import TaskGroup
 
 from headrace._util.shared_memory import LARGE_BYTES
-from headrace.delivery.channel import ChunkDelivery, Delivery, RaisedError, Sender
+from headrace.delivery.channel import ChannelFailedError, ChunkDelivery, Delivery, RaisedError, Sender
 from headrace.engine.scheduler.batch_work import BatchState, BatchWork, OpenBatch
-from headrace.engine.scheduler.dispatch import Dispatch, Pace, Pile, TaskPool
+from headrace.engine.scheduler.dispatch import Budget, Dispatch, Pace, Pile, TaskPool
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
+from headrace.engine.scheduler.position_map import GivenBoundaries, PositionMap
 from headrace.state.resume_point import ResumePoint, ResumePoints
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import Part
@@ -430,3 +434,119 @@ class Assembly:
         self._admitted = max(self._admitted, self._sender.granted + self._without_message)
         self._begin_empty()
         self._begin_admitted()
+
+
+_AHEAD = 64  # samples of an outlet that are made before they are requested
+
+
+class Outlet:
+    """Samples of an epoch in order, for a consumer on the engine's loop.
+
+    It takes the place of an `Assembly`, and of the channel's `Sender`.
+    """
+
+    depth = 1  # as of `Sender`
+
+    def __init__(self, position_map: PositionMap, budget: Budget) -> None:
+        self._position_map, self._budget = position_map, budget
+        self._pile = Pile()
+        self._taken = self._covered = 0  # samples
+        self._stretches = GivenBoundaries()  # samples that were covered together
+        self._count: int | None = None  # samples of the epoch, once all were added
+        self._failure: PackedError | None = None
+        self._is_closed = False
+        self._waiting: asyncio.Future[None] | None = None
+        self._moved: Callable[[], None] = lambda: None
+        self._finished: Callable[[], None] = lambda: None
+
+    def attach(self, *arguments: Any) -> Outlet:
+        """Connect the outlet with its epoch. The arguments are those of `Assembly`."""
+        *_, self._moved, self._finished = arguments
+        return self
+
+    # Called by the consumer.
+
+    async def take(self) -> Part | None:
+        """Return the next samples. None: the epoch is over.
+
+        Raises:
+            ChannelFailedError: the epoch has failed.
+        """
+        while not (self._pile and self._pile.start == self._taken):
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise ChannelFailedError(failure)
+            if self._is_closed or self._taken == self._count:
+                return None
+            self._waiting = asyncio.get_running_loop().create_future()
+            self._budget.changed()  # requests for samples that are waited for are urgent
+            try:
+                await self._waiting
+            finally:
+                self._waiting = None
+        _, part = self._pile.take(self._pile.size)
+        self._taken += part.count
+        self._moved()
+        self._budget.changed()
+        self._end_if_done()
+        return part
+
+    def after(self, count: int, begin: ResumePoint) -> ResumePoint:
+        """Return the resume point after the first `count` samples. Counts never decrease."""
+        if count > self._covered:
+            number = self._stretches.add(count - self._covered)
+            self._position_map.cover(number, self._covered, count, self._stretches)
+            self._covered = count
+        point = self._position_map.after(self._stretches, begin.skipped)
+        return replace(point, batches=begin.batches + count, samples=begin.samples + count)
+
+    # Called by the epoch, as methods of `Assembly`.
+
+    @property
+    def granted(self) -> int:
+        return self._taken + _AHEAD
+
+    @property
+    def has_waiting(self) -> bool:
+        return bool(self._pile)
+
+    def run_in(self, group: TaskGroup) -> None: ...
+
+    def begin(self, number: int) -> None: ...
+
+    def add(self, position: int, part: Part) -> None:
+        self._pile.add(position, part)
+        self._wake()
+
+    def end(self, count: int) -> None:
+        self._count = count
+        self._wake()
+        self._end_if_done()
+
+    def lacks(self, position: int | None) -> bool:
+        return self._waiting is not None and (position is None or position <= self._taken)
+
+    def drop(self) -> None:
+        self._pile.drop()
+
+    # Called by the epoch, as methods of `Sender`.
+
+    def fail(self, failure: PackedError) -> None:
+        if not self._is_closed:
+            self._failure = failure
+            self.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._wake()
+
+    def take_back(self) -> Sequence[Any]:
+        return ()
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _end_if_done(self) -> None:
+        if self._taken == self._count:
+            self._finished()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -164,7 +163,8 @@ class BatchWork:
         self._spec, self._learned, self._boundaries, self._key = spec.batches, spec.learned, spec.boundaries, spec.key
         self._dispatch, self._slabs, self._host = dispatch, resources.slabs, host
         self._position_map, self._raises = spec.position_map, spec.skips is None
-        self._turns = PrioritySemaphore(spec.batches.collations)
+        most = spec.batches.collations
+        self._turns = nullcontext() if most is None else asyncio.Semaphore(most)
         self._publishes = spec.batches.publishes and resources.works.shares_memory
         self.pool: TaskPool | None = None
 
@@ -326,7 +326,8 @@ class BatchWork:
         spec, learned = self._spec, self._learned
         if batch.slab is None and learned.batch_bytes and not batch.is_left_out:
             await self._slab(batch, learned.batch_bytes)
-        end_turn = await self._turns.take(batch.number)
+        turn = AsyncExitStack()
+        await turn.enter_async_context(self._turns)
         parts = [part for _, part in sorted((batch.made or batch.parts).items(), key=lambda item: item[0])]
         if batch.is_spread:
             batch.release(batch.parts)
@@ -339,7 +340,7 @@ class BatchWork:
             task.place = batch.slab.retain()
 
         async def find_slab(reply: Reply) -> Lease:
-            end_turn()  # it is collated; the wait for memory may depend on batches that wait for a turn
+            await turn.aclose()  # it is collated; the wait for memory may depend on batches that wait for a turn
             if spec.wants_place(reply.size, batch.expected):
                 learned.batch_bytes = max(learned.batch_bytes, reply.size)
             return (await self._slab(batch, reply.size)).retain()
@@ -347,7 +348,7 @@ class BatchWork:
         try:
             reply = await self._dispatch.work(task, find_slab)
         finally:
-            end_turn()
+            await turn.aclose()
         if finish is Finish.BATCH:
             learned.learn_time(reply.made_s, batch.wanted)
         batch.made_s, batch.nbytes = reply.took_s, sum(reply.lengths)
@@ -464,45 +465,3 @@ class _Watch:
                 self._deliver(batch, Reply("written", batches=len(places), pieces=places))
         self._seen = attempt, count
         self._look_later()
-
-
-class PrioritySemaphore:
-    """At most `limit` concurrent turns (None: no limit), granted to the lowest number first."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._taken = 0
-        self._order = itertools.count()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-
-    async def take(self, number: int) -> Callable[[], None]:
-        """Wait for a turn. Returns the function that ends it; repeated calls have no effect."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (number, next(self._order), future))
-        self._let_in()
-        try:
-            await future
-        except BaseException:
-            if future.done() and not future.cancelled():
-                self._end()
-            raise
-        is_over = False
-
-        def end() -> None:
-            nonlocal is_over
-            if not is_over:
-                is_over = True
-                self._end()
-
-        return end
-
-    def _end(self) -> None:
-        self._taken -= 1
-        self._let_in()
-
-    def _let_in(self) -> None:
-        while self._waiting and (self._limit is None or self._taken < self._limit):
-            future = heapq.heappop(self._waiting)[2]
-            if not future.done():
-                self._taken += 1
-                future.set_result(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio
@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 from headrace._util.sample_ranges import Rows
 from headrace._util.shared_memory import Claim, Lease, bytes_in
 from headrace.delivery.channel import Sender
-from headrace.engine.scheduler.assembler import Assembly
+from headrace.engine.scheduler.assembler import Assembly, Outlet
 from headrace.engine.scheduler.dispatch import Budget, Dispatch
 from headrace.engine.scheduler.epoch_spec import EpochSpec, GroupStage, InnerStage, LimitStage, Resources
 from headrace.engine.scheduler.event_loop import is_exiting
@@ -26,9 +26,20 @@ from headrace.workers.tasks import Finish, Task
 
 
 class Epoch:
-    """One run through a plan, for one iterator."""
+    """One run through a plan, for one iterator.
 
-    def __init__(self, spec: EpochSpec, resources: Resources, sender: Sender) -> None:
+    Args:
+        sender: End of the channel that gets the batches; or an outlet, which gets the samples.
+        assemble: Makes what takes the samples.
+    """
+
+    def __init__(
+        self,
+        spec: EpochSpec,
+        resources: Resources,
+        sender: Sender | Outlet,
+        assemble: Callable[..., Assembly | Outlet] = Assembly,
+    ) -> None:
         self._source, self._batches, self._learned, self.key = spec.source, spec.batches, spec.learned, spec.key
         self._slabs, self._arena, self._budget = resources.slabs, resources.arena, resources.budget
         self._sender, self._meters = sender, resources.meters
@@ -37,7 +48,8 @@ class Epoch:
         self._boundaries, self._position_map = spec.boundaries, spec.position_map
         self._pass_count = spec.pass_count
         self._raises = spec.skips is None
-        self._assembly = Assembly(spec, resources, self._dispatch, sender, self._begin_inner, self._on_last_delivery)
+        ends = self._begin_inner, self._on_last_delivery
+        self._assembly = assemble(spec, resources, self._dispatch, sender, *ends)
         self._dispatch.has_waiting = lambda: self._assembly.has_waiting
         self._levels = levels_of(spec, self._dispatch, resources.budget, self)
         self._of_use = [0] * len(self._levels)  # per level: source samples before this one gave something

@@ -91,6 +91,7 @@ class BatchSpec:
         together: Maximum number of batches per task and message.
         publishes: True if batches of a task do not wait for each other, as a function of the user may take long, or
             wait for the trainer.
+        is_input: True if samples go to another epoch, and not to batches.
     """
 
     chain: int
@@ -107,6 +108,7 @@ class BatchSpec:
     depth: int = 0
     together: int = 1
     publishes: bool = False
+    is_input: bool = False
 
     @property
     def gives_many(self) -> bool:
@@ -116,6 +118,10 @@ class BatchSpec:
     def has_groups(self) -> bool:
         """True if samples are grouped, so that the number of source samples per batch is not known."""
         return any(isinstance(stage, GroupStage) for stage in self.inner)
+
+    @property
+    def begins_on_loop(self) -> bool:
+        return bool(self.inner) and type(self.inner[0]) is LoopStage
 
     @property
     def is_timed(self) -> bool:
@@ -133,7 +139,8 @@ class BatchSpec:
 
     def gathered(self, batch_size: int) -> int:
         """Estimate the source samples made for a batch, limited by `look_ahead`."""
-        return max(batch_size, min(_GROUPED, self.look_ahead)) if self.has_groups and self.depth else batch_size
+        is_open = self.is_input or (self.has_groups and self.depth)
+        return max(batch_size, min(_GROUPED, self.look_ahead)) if is_open else batch_size
 
     def chunk(self, batch_size: int, sample_s: float) -> int:
         """Return the maximum number of a batch's samples per task.

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -19,7 +18,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from headrace._util.wakeup import Wakeup
-from headrace.errors import LoaderClosedError
 
 T = TypeVar("T")
 
@@ -106,24 +104,6 @@ class Engine:
         self.mailbox.post(self._start, main, refused)
         if self.state is EngineState.CLOSED:
             self.mailbox.serve()
-
-    def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        result: Future[T] = Future()
-
-        async def run() -> None:
-            try:
-                result.set_result(await function())
-            except Exception as error:
-                result.set_exception(error)
-            finally:
-                refuse()
-
-        def refuse() -> None:
-            if not result.done():
-                result.set_exception(LoaderClosedError("the loader was closed meanwhile"))
-
-        self.start(run, refuse)
-        return result.result()
 
     def close_soon(self) -> None:
         if self.state is not EngineState.CLOSED:

@@ -220,7 +220,10 @@ class Level:
         notes = units.notes if finish is Finish.GROUP else ()
         number = self._before + units.start if self.number else None
         task = Task(chain, self._key, batch, finish, parts, units.start, positions, number, notes=notes)
-        is_urgent = lambda: units.start <= self.frontier or self._host.is_urgent(self, units.start)
+        # An input may not be waited for, and its result would keep a worker that others wait for.
+        is_urgent = lambda: (
+            self._batches.is_input or units.start <= self.frontier or self._host.is_urgent(self, units.start)
+        )
         reply, made = await self._dispatch.samples(task, is_urgent)
         self._answered(units, reply)
         if made is not None:

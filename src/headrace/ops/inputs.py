@@ -1,36 +1,33 @@
-"""Streams run by loaders of their own within an epoch, for this rank's part of it.
-
-Streams are combined like this if the samples of any have no numbers: samples are then counted as they are read.
-"""
+"""Streams combined as their samples are read: the samples of at least one of them have no numbers."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
 from headrace._util import check
-from headrace._util.context import running_workers
+from headrace._util.functions import as_it_is
 from headrace.dataset.asynchronous import AsyncIterableDataset, IterSource, shard_info
 from headrace.dataset.source import forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import StateMismatchError
 from headrace.ops.fields import with_source
-from headrace.options import Ranks, Skip
 from headrace.order.permutation import draw
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.torch_compat import serialize
 from headrace.workers.failures import Failure
 
 if TYPE_CHECKING:
-    from headrace.loader import DataLoader
+    from headrace.session.input import Input
 
 
-class WithinDataset(AsyncIterableDataset):
-    """Base class of iterable data sets that iterate over other streams by `loaders`."""
+class NestedDataset(AsyncIterableDataset):
+    """Base class of iterable data sets that iterate over other streams by `inputs`."""
 
     ranks_by = "shard_info"
     name = ""
@@ -40,12 +37,8 @@ class WithinDataset(AsyncIterableDataset):
     def __init__(self, streams: Sequence[Stream]) -> None:
         self.streams = tuple(streams)
 
-    def __sample_source__(self) -> WithinSource:
-        return WithinSource(self)
-
-    @property
-    def text(self) -> str:
-        raise NotImplementedError
+    def __sample_source__(self) -> NestedSource:
+        return NestedSource(self)
 
     def indexed(self) -> Stream | None:
         return None
@@ -55,39 +48,21 @@ class WithinDataset(AsyncIterableDataset):
         """Text in states. Different texts mean different samples."""
         return self.name
 
-    def loaders(self, number_of_pass: int = 0) -> list[DataLoader[Any]]:
-        """Create a loader per stream for this rank, epoch and pass, with the outer loader's workers."""
-        from headrace.loader import single_samples  # imports torch
+    def inputs(self, number_of_pass: int = 0) -> list[Input]:
+        """Create the inputs for this rank, epoch and pass."""
+        from headrace.session.input import Input  # imports torch
 
         part = shard_info()
         own_seed = draw("pass", part.seed, number_of_pass) if number_of_pass else part.seed
-        loaders: list[DataLoader[Any]] = []
-        for number, stream in enumerate(self.streams):
-            pipeline = stream.pipeline()
-            is_worked_on = bool(pipeline.steps or pipeline.regroups or pipeline.group)
-            is_grouped = pipeline.group is not None or pipeline.puts_together is not None
-            loader = single_samples(
-                stream,
-                ranks=Ranks(rank=part.rank, world_size=part.world, compare=False),
-                seed=draw("input", own_seed, number) if len(self.streams) > 1 else own_seed,
-                num_workers=running_workers.get() if is_worked_on else 0,
-                errors=None if is_grouped else _IN_PLACE,
-            )
-            loader.set_epoch(part.epoch)
-            loaders.append(loader)
-        return loaders
+        seeds = [draw("input", own_seed, k) if len(self.streams) > 1 else own_seed for k in range(len(self.streams))]
+        return [
+            Input(stream, rank=part.rank, world=part.world, seed=seed, epoch=part.epoch)
+            for stream, seed in zip(self.streams, seeds, strict=True)
+        ]
 
 
-def _in_place(error: BaseException) -> bool:  # noqa: ARG001
-    """Skip no sample. Its error is raised in its place, by itself, and the outer loader decides."""
-    return False
-
-
-_IN_PLACE = Skip(when=_in_place)
-
-
-class WithinSource(IterSource):
-    data: WithinDataset
+class NestedSource(IterSource):
+    data: NestedDataset
     name = forwarded("data")
     text = forwarded("data")
     indexed = forwarded("data")
@@ -145,7 +120,7 @@ def in_turns(
     return Stream(TurnsDataset(name, streams, turn, again, arguments=arguments, is_tuple=is_tuple, strict=strict))
 
 
-class TurnsDataset(WithinDataset):
+class TurnsDataset(NestedDataset):
     """Samples of several streams in turns.
 
     Args:
@@ -205,7 +180,7 @@ class TurnsDataset(WithinDataset):
 
 
 class _Turns:
-    """One epoch of an `TurnsDataset`, whose state is that of the inputs' loaders."""
+    """One epoch of a `TurnsDataset`."""
 
     def __init__(self, data: TurnsDataset) -> None:
         self._data, self._pass = data, 0
@@ -213,8 +188,7 @@ class _Turns:
 
     def _begin(self) -> None:
         count = len(self._data.streams)
-        self._loaders: list[DataLoader[Any]] = []
-        self._iterators: dict[int, Any] = {}  # of the inputs that were asked for a sample
+        self._inputs: list[Input] = []
         self._taken, self._ended = [0] * count, [False] * count
         self._turn: dict[int, object] = {}  # samples of the turn that is not complete, by input
         self._states: Sequence[Mapping[str, object] | None] = [None] * count  # loaded ones, until opened
@@ -224,12 +198,11 @@ class _Turns:
 
     async def __anext__(self) -> object:
         while True:
-            if not self._loaders:
+            if not self._inputs:
                 self._open()
             while inputs := self._data.turn(self._taken, self._ended):
                 for k in inputs:
-                    async for one in self._next(k):
-                        self._turn[k] = one
+                    await self._ask(k)
                 if len(self._turn) == len(inputs):
                     return self._complete(inputs)
                 if self._data.is_tuple:
@@ -263,48 +236,49 @@ class _Turns:
         self._pass += 1
         self._begin()
 
-    async def _next(self, k: int) -> AsyncIterator[object]:
-        """Yield the next sample of an input or its failure, or nothing at the end of the input."""
-        if k not in self._iterators:
-            self._iterators[k] = aiter(self._loaders[k])
-        iterator = self._iterators[k]
-        iterator.failure = None
+    async def _ask(self, k: int) -> None:
+        """Add the next sample of an input, or its failure, to the turn."""
+        note = f"input {k} of .{self._data.name}()"
         try:
-            sample: object = await anext(iterator)
+            sample = await self._inputs[k].next_or_failure()
         except StopAsyncIteration:
             self._ended[k] = True
-            return
         except Exception as error:
-            error.add_note(f"input {k} of .{self._data.name}()")
-            if iterator.failure is None:
-                raise
-            packed = replace(serialize.pack_error(error, iterator.failure.origin), scope=iterator.failure.scope)
-            is_of_group = self._loaders[k].errors is None  # others of the group would be skipped, too
-            sample = Failure(packed.widened() if is_of_group else packed)
-        yield sample
+            error.add_note(note)
+            raise
+        else:
+            self._turn[k] = self._noted(k, sample, note) if type(sample) is Failure else sample
+
+    def _noted(self, k: int, failure: Failure, note: str) -> Failure:
+        packed = failure.error
+        error = serialize.unpack_error(packed)
+        error.add_note(note)
+        packed = replace(serialize.pack_error(error, packed.origin), scope=packed.scope)
+        pipeline = self._data.streams[k].pipeline()  # others of a group would be skipped, too
+        return Failure(packed.widened() if pipeline.group or pipeline.puts_together is not None else packed)
 
     def _named(self, k: int, sample: object) -> object:
         names = self._data.names
         return sample if names is None else with_source(sample, names[k])
 
     def _open(self) -> None:
-        self._loaders = self._data.loaders(self._pass)
-        for loader, state in zip(self._loaders, self._states, strict=True):
+        self._inputs = self._data.inputs(self._pass)
+        for one, state in zip(self._inputs, self._states, strict=True):
             if state is not None:
-                loader.load_state_dict(state)
+                one.load_state_dict(state)
 
-    def state_dict(self) -> dict[str, object]:
+    def __snapshot__(self) -> Callable[[], dict[str, object]]:
+        """Return a function that returns the state of now."""
         if self._data.why_no_state is not None:
-            return {}
-        states = self._states
-        if self._loaders:  # that of a loader whose epoch has ended is about its next epoch
-            states = [None if ended else self._state_of(k) for k, ended in enumerate(self._ended)]
-        return {"inputs": states, "taken": list(self._taken), "ended": list(self._ended), "pass": self._pass}
-
-    def _state_of(self, k: int) -> dict[str, object]:
-        """Return the state of an input before the turn that an error has interrupted."""
-        loader = self._loaders[k]
-        return loader.state_dict(batches=loader.position.batch - 1 if k in self._turn else None)
+            return dict
+        states: list[Callable[[], object]] = [partial(as_it_is, state) for state in self._states]
+        if self._inputs:  # without the samples of a turn that an error has interrupted
+            states = [
+                partial(as_it_is, None) if ended else one.snapshot(one.taken - (k in self._turn))
+                for k, (one, ended) in enumerate(zip(self._inputs, self._ended, strict=True))
+            ]
+        counts = {"taken": list(self._taken), "ended": list(self._ended), "pass": self._pass}
+        return lambda: {"inputs": [state() for state in states], **counts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["inputs"]) != len(self._data.streams):
@@ -318,8 +292,8 @@ class _Turns:
 
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
-            for loader in self._loaders:
-                await loader.aclose()
+            for one in self._inputs:
+                await one.aclose()
 
 
 def one_after_the_other(taken: Sequence[int], ended: Sequence[bool]) -> Sequence[int]:
