@@ -192,7 +192,7 @@ def test_combined_streams_of_iterators_without_a_state_have_none() -> None:
     with hr.DataLoader(hr.from_iterable([1, 2]).repeat(2), batch_size=None) as loader:
         samples = iter(loader)
         assert next(samples) == 1
-        with pytest.raises(hr.OptionError, match="repeat gives no state"):
+        with pytest.raises(hr.OptionError, match="FromIterable gives no state"):
             loader.state_dict()
         assert list(samples) == [2, 1, 2]
 
