@@ -133,7 +133,7 @@ class Input:
         self._check_open()
 
     async def aclose(self) -> None:
-        """End the epoch. A consumer that waits gets the end."""
+        """End the epoch. A consumer that waits gets a LoaderClosedError."""
         self._is_closed = True
         if self._asked is not None:
             self._asked.cancel()

@@ -190,7 +190,7 @@ class Runtime:
             self._chains.learn(number, packed)
 
     def lend_chains(self) -> int:
-        """Return the number of the first chain of an input, until it is taken back."""
+        """Reserve chain numbers for an input, until they are taken back. Returns the first of them."""
         number = next(k for k in itertools.count(CHAINS + 1, CHAINS) if k not in self._lent)
         self._lent.add(number)
         return number

@@ -216,9 +216,7 @@ class WorkerIterator(ResumableIterator):
         died, is_map = made.result[0] == "died", self._dataset_kind == _DatasetKind.Map
         self._arrived_of[made.worker] -= 1
         if is_map or not died:
-            number = (
-                made.batch if is_map else self.run.point.due
-            )  # iterable data: batches of ended workers do not count
+            number = made.batch if is_map else self.run.point.due  # batches of ended iterable copies do not count
             self.run.receive(number, made.worker, given, blob=made.blob, is_over=made.is_over, died=died)
         if made.worker in self._ends and not self._arrived_of[made.worker]:
             self.run.end_copy(made.worker, self._ends.pop(made.worker))

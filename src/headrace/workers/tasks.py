@@ -221,7 +221,7 @@ class Chain:
     unchanged: Callable[[object], bool] | None = None
 
 
-CHAINS = 1000  # numbers of the chains of one stream, among those of several streams in the same workers
+CHAINS = 1000  # chain numbers reserved for each stream: several streams may share workers
 DEATHS = 3  # worker deaths before a sample fails
 
 

@@ -246,6 +246,9 @@ class _Counting(AsyncIterator[Any]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.place = state
 
+    def snapshot(self) -> str:
+        return "a method of the user's, no state"
+
 
 class Seen:
     """The number, the bytes and the random numbers of a sample.

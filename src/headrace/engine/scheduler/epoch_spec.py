@@ -121,6 +121,7 @@ class BatchSpec:
 
     @property
     def begins_on_loop(self) -> bool:
+        """True if coroutine functions are the first stage."""
         return bool(self.inner) and type(self.inner[0]) is LoopStage
 
     @property
