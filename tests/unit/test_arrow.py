@@ -250,15 +250,3 @@ def test_values_by_column_equal_values_by_row(first: pa.Array, second: pa.Array,
     assert found is not None
     samples = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     assert repr(samples) == repr([rows.row(number) for number in numbers])
-
-
-def test_invalid_text_fails_its_row_only() -> None:
-    damaged = pa.Array.from_buffers(
-        pa.string(),
-        10,
-        [None, pa.py_buffer(b"".join(k.to_bytes(4, "little") for k in range(11))), pa.py_buffer(b"abc\xffefghij")],
-    )
-    rows = TableRows(pa.table({"text": damaged}), {}, {})
-    with pytest.raises(UnicodeDecodeError):
-        list((rows.columns(range(10)) or {})["text"])
-    assert rows[2] == {"text": "c"}

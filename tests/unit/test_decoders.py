@@ -27,7 +27,7 @@ from PIL import Image, features
 from unit import decoding
 from unit.decoding import SMOOTH, WHERE, decoded, failure, mean_difference, picture, saved_image
 
-from headrace.errors import DecodeError, OptionError
+from headrace.errors import OptionError
 from headrace.formats.decoders import NpyDecoder, decoder
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.media import (
@@ -97,14 +97,6 @@ def test_gzip_is_removed_unless_bytes_are_wanted() -> None:
     packed = gzip.compress(b"7")
     assert decoded("cls.gz", packed, **{"cls.gz": "bytes"}) is packed
     assert decoded("cls.gz", packed, **{"cls.gz": len}) == len(packed)
-
-
-def test_gzip_that_is_cut_off_or_changed_is_an_error() -> None:
-    packed = gzip.compress(b'"some text of some length"', mtime=0)
-    for place in range(len(packed)):
-        assert "json in gzip: " in str(failure("json.gz", packed[:place]))
-        if place >= 10:
-            failure("json.gz", packed[:place] + bytes([packed[place] ^ 4]) + packed[place + 1 :])
 
 
 @pytest.mark.slow
@@ -228,16 +220,6 @@ def test_npy_header_is_read_again_when_it_changes() -> None:
         assert np.array_equal(got, array)
 
 
-@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"\0", lambda data: data[:128]])
-def test_npy_is_refused_when_its_length_is_not_its_headers(change: Any) -> None:
-    decode = decoder()
-    whole = npy(np.arange(9))
-    for _ in range(2):
-        with pytest.raises(DecodeError, match="the header describes 72 bytes"):
-            decode({**WHERE, "npy": change(whole)})
-        decode({**WHERE, "npy": whole})
-
-
 def crafted(text: str) -> bytes:
     return b"\x93NUMPY\x01\0" + struct.pack("<H", len(text) + 1) + text.encode("latin1") + b"\n"
 
@@ -276,15 +258,6 @@ def test_npz_member_longer_than_its_entry_is_not_unpacked() -> None:
     data = with_size(npz({"a.npy": npy(np.zeros(2**25, np.uint8))}), 200)
     assert peak_of(lambda: failure("npz", data)) < 2**22
     assert "CRC" in str(failure("npz", data))
-
-
-def test_npz_is_an_error_wherever_it_is_cut_off_or_its_arrays_changed() -> None:
-    data = npz({"a.npy": npy(np.arange(3))}, zipfile.ZIP_STORED)
-    for length in range(0, len(data), 3):
-        failure("npz", data[:length])
-    array = data.index(b"\x93NUMPY")
-    for place in range(array, data.index(b"PK\x01\x02"), 7):
-        failure("npz", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
 
 
 def test_npz_keeps_names_with_folders_and_refuses_the_same_name_twice() -> None:

@@ -287,27 +287,13 @@ def test_batcher_that_names_unknown_samples_is_an_error(named: list[int]) -> Non
     assert "made(): of 2 samples that it was offered" in str(groups[0].error)
 
 
-class Strict(Nine):
-    def offer(self, measure: int) -> Sequence[int]:
-        if measure > 5:
-            raise ValueError(f"{measure} is too long")
-        return super().offer(measure)
+def test_error_at_the_end_of_a_batcher_replaces_all_of_its_samples() -> None:
+    class Endless(Nine):
+        def end(self) -> Any:
+            raise ValueError("no end")
 
-
-class Endless(Nine):
-    def end(self) -> Any:
-        raise ValueError("no end")
-
-
-@pytest.mark.parametrize(("batcher", "measures", "expected"), [
-    (Strict, [3, 9, 3, 3, 8], [([1], "9 is too long"), ([0, 2, 3], "None"), ([4], "8 is too long")]),
-    (Endless, [1, 2], [([0, 1], "no end")]),
-])  # fmt: skip
-def test_error_replaces_its_samples(batcher: Any, measures: list[int], expected: list[tuple[list[int], str]]) -> None:
-    groups = found(batcher, measures)
-    assert [(list(group.numbers), str(group.error)) for group in groups] == expected
-    assert groups[0].error is not None
-    assert groups[0].error.__notes__ == ["stage: made(), while samples were put together"]
+    (group,) = found(Endless, [1, 2])
+    assert (list(group.numbers), str(group.error)) == ([0, 1], "no end")
 
 
 def test_samples_are_refused_when_too_many_wait_already(monkeypatch: pytest.MonkeyPatch) -> None:

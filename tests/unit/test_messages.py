@@ -9,7 +9,6 @@ import sys
 import threading
 import types
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -21,27 +20,23 @@ from naming import name_of
 import headrace as hr
 from headrace._util import pickled
 from headrace._util.pickled import packed_once
-from headrace.cli.settings import say
-from headrace.errors import FormatError, LoaderClosedError, WorkerDiedError
+from headrace.errors import LoaderClosedError
 from headrace.formats.tar.scanner import TarScanner
 from headrace.ops.map import FieldMap
-from headrace.torch_compat.serialize import pack_error, pack_worker_error, unpack_error
+from headrace.torch_compat.serialize import pack_worker_error, unpack_error
 from headrace.workers.chain_runner import note_origin
-from headrace.workers.chains import Chains, KnownChain, PackedChain, SharedChain, may_use_torch
-from headrace.workers.failures import NOWHERE, Failure, Origin, PackedError, Scope
+from headrace.workers.chains import KnownChain, may_use_torch
+from headrace.workers.failures import NOWHERE, Origin
 from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart
 from headrace.workers.tasks import (
     Chain,
     Finish,
-    Message,
     PlaceMessage,
     Reply,
-    SpecMessage,
     Step,
     Task,
     TaskMessage,
     died,
-    exit_text,
 )
 
 
@@ -63,19 +58,6 @@ def test_death_in_the_search_for_samples_names_the_shard() -> None:
     assert "s3://bucket/a-5.tar" in str(error)
     assert error.url == "s3://bucket/a-5.tar"
     assert "batch 5" not in str(error)
-
-
-def test_death_on_a_sample_names_its_position() -> None:
-    task = Task(1, 0, 2, Finish.SLOTS, [ListPart([1, 2])], position=8)
-    assert "sample 9 of the epoch" in str(died(task, 1, 17, 3))
-    assert exit_text(3) == "exit code 3"
-
-
-@pytest.mark.parametrize(("start", "stop", "failed"), [(0, 5, 1), (1, 5, 0), (2, 5, 1), (4, 5, None), (0, 1, None)])
-def test_cut_of_a_list_has_its_first_failure(start: int, stop: int, failed: int | None) -> None:
-    samples = [0, Failure(PackedError(b"")), 2, Failure(PackedError(b"")), 4]
-    part = ListPart(samples).cut(start, stop)
-    assert list(part.failed)[:1] == ([] if failed is None else [failed])
 
 
 @packed_once(tuple)
@@ -129,18 +111,6 @@ def test_note_of_an_origin_has_what_is_known() -> None:
     assert NOWHERE.note == ""
 
 
-def test_control_characters_of_names_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "a\x1b]0;owned\x07\x9b2J\r\u202eb\tc\nd"
-    plain = "a\\x1b]0;owned\\x07\\x9b2J\\r\\u202eb\tc\nd"
-    error = FormatError(f"{name} is damaged", url=name)
-    assert str(error) == f"{plain} is damaged"
-    assert str(pickle.loads(pickle.dumps(error))) == f"{plain} is damaged"
-    origin = note_origin(KeyError("x"), Step("map(f)", "map", abs), {"__key__": "k", "__url__": name}, 5, None)
-    assert origin.url == plain
-    say("inspect", name)
-    assert capsys.readouterr().err == f"headrace inspect: {plain}\n"
-
-
 def test_noted_origin_is_the_one_that_is_sent() -> None:
     error, sample = KeyError("x"), {"__key__": "a" * 300, "__url__": "s3://user:word@a/0.tar"}
     origin = note_origin(error, Step("map(f)", "map", abs, passed="FromMap → map(f)"), sample, 5, 2)
@@ -148,13 +118,6 @@ def test_noted_origin_is_the_one_that_is_sent() -> None:
     assert len(origin.key) == 200
     assert origin.note.endswith("worker 2; operators: FromMap → map(f)")
     assert "word" not in origin.note
-
-
-def test_widened_error_differs_in_its_scope_only() -> None:
-    packed = pack_error(ValueError("x"), Origin("map(f)"))
-    assert packed.scope is Scope.SAMPLE
-    assert packed.widened() == packed.widened().widened() == PackedError(packed.blob, packed.origin, Scope.MORE)
-    assert pickle.loads(pickle.dumps(packed.widened())) == packed.widened()
 
 
 def test_error_of_a_worker_is_raised_as_by_torchs_loader() -> None:
@@ -167,66 +130,8 @@ def test_error_of_a_worker_is_raised_as_by_torchs_loader() -> None:
     assert error.__cause__.args == ("x",)
 
 
-@pytest.mark.parametrize(("raised", "code"), [(SystemExit(3), 3), (SystemExit(), 0), (KeyboardInterrupt(), 0)])
-def test_exit_of_a_worker_is_raised_as_its_death(raised: BaseException, code: int) -> None:
-    error = unpack_error(pack_worker_error(raised, "in DataLoader worker process 3"))
-    assert isinstance(error, WorkerDiedError)
-    assert error.exitcode == code
-
-
-class Link:
-    """A worker that records what it receives."""
-
-    def __init__(self) -> None:
-        self.chains, self.specs = dict[int, SharedChain](), dict[int, bytes]()
-
-    def send(self, message: Message) -> None:
-        assert isinstance(message, SpecMessage)
-        self.specs[message.chain] = message.spec
-
-    def learn(self, number: int, chain: SharedChain) -> None:
-        self.chains[number] = chain
-        self.specs.pop(number, None)
-
-
 def times(factor: list[int]) -> Chain:
     return Chain((Step("map(times)", "map", lambda n: n * factor[0]),))
-
-
-@pytest.mark.parametrize("shares_objects", [True, False])
-def test_worker_that_starts_later_has_the_same_chains(shares_objects: bool) -> None:
-    links, chain = [Link()], times([2])
-    with closing(Chains(lambda: links, shares_memory=True, shares_objects=shares_objects, modules={})) as chains:
-        chains.learn(1, chains.pack(chain))
-        chains.learn(2, chains.pack(chain))
-        chains.learn_spec(1, b"form")
-        links.append(Link())
-        chains.tell(links[1])
-        assert links[1].chains == links[0].chains
-        assert [link.specs for link in links] == [{1: b"form"}] * 2
-        assert [link.chains[1].load().steps[0].fn(4) for link in links] == [8, 8]
-        chains.learn(1, chains.pack(chain))  # an older one is forgotten, and the form of its samples too
-        links.append(Link())
-        chains.tell(links[2])
-        assert [link.specs for link in links] == [{}, {}, {}]
-
-
-def test_changed_chain_is_packed_again() -> None:
-    link, factor = Link(), [2]
-    with closing(Chains(lambda: [link], shares_memory=True, shares_objects=False, modules={})) as chains:
-        chain = times(factor)
-        packed = chains.pack(chain)
-        assert isinstance(packed, PackedChain)
-        chains.learn(1, packed)
-        chains.learn_spec(1, b"form")
-        assert chains.pack_changed(1, chain) is None
-        for is_in_use, form in ((True, {1: b"form"}), (False, {})):
-            factor[0] += 1
-            changed = chains.pack_changed(1, chain)
-            assert changed is not None
-            chains.learn_changed(1, changed, is_in_use=is_in_use)
-            assert link.chains[1].load().steps[0].fn(4) == 4 * factor[0]
-            assert link.specs == form
 
 
 def test_chain_of_thread_workers_is_not_kept_alive() -> None:
