@@ -189,17 +189,6 @@ async def test_address_that_hangs_up_comes_last() -> None:
     assert met == places * 2
 
 
-@pytest.mark.slow
-async def test_address_that_says_nothing_is_overtaken() -> None:
-    with black_hole() as silent:
-        async with serving(ok(b"here")) as script, client(Names([silent, address_of(script)])) as web:
-            await web.get("http://host/")
-            assert script.connections == 1
-        async with client(Names([silent])) as web:
-            with pytest.raises(ReadTimeoutError, match="no connection"):
-                await web.get("http://host/")
-
-
 async def test_dial_gives_the_first_that_answers_or_the_last_error() -> None:
     with black_hole() as silent, socket.create_server(("127.0.0.1", 0)) as server:
         answers = Address(socket.AF_INET, server.getsockname())

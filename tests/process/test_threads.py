@@ -1,7 +1,6 @@
 """Several threads, tasks, iterators and loaders at once."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
@@ -22,38 +21,26 @@ def numbers(batches: Any) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("count", [2, 5])
-def test_threads_on_one_iterator_get_each_batch_once_and_all_end(count: int, workers: int) -> None:
-    with hr.DataLoader(Numbers(600).map(double), batch_size=4, num_workers=workers) as loader:
-        iterator = iter(loader)
-        got: list[list[int]] = [[] for _ in range(count)]
-        threads = [threading.Thread(target=lambda k=k: got[k].extend(numbers(iterator))) for k in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive(), "a thread never ends"
-        assert sorted(x for part in got for x in part) == list(range(0, 1200, 2))
-        assert all(part == sorted(part) for part in got)
-        assert loader.epoch == 1
-
-
-@pytest.mark.slow
-def test_threads_and_tasks_on_one_iterator_get_each_batch_once() -> None:
+@pytest.mark.parametrize(("threads", "tasks"), [(1, 2), (2, 0), (5, 0)])
+def test_threads_and_tasks_on_one_iterator_get_each_batch_once_and_all_end(
+    threads: int, tasks: int, workers: int
+) -> None:
     """`next` in a thread and `anext` in a task wait on the same channel."""
 
-    async def run(iterator: Any) -> list[int]:
+    async def run(iterator: Any) -> list[list[int]]:
         async def take() -> list[int]:
             return [x async for batch in iterator for x in batch.tolist()]
 
-        in_thread = asyncio.ensure_future(asyncio.to_thread(lambda: numbers(iterator)))
         async with asyncio.timeout(20):
-            parts = await asyncio.gather(take(), take(), in_thread)
-        return [x for part in parts for x in part]
+            in_threads = [asyncio.to_thread(numbers, iterator) for _ in range(threads)]
+            return await asyncio.gather(*in_threads, *(take() for _ in range(tasks)))
 
-    with hr.DataLoader(Numbers(2000).map(double), batch_size=2, num_workers=2) as loader:
-        for _ in range(3):
-            assert sorted(asyncio.run(run(iter(loader)))) == list(range(0, 4000, 2))
+    with hr.DataLoader(Numbers(2000).map(double), batch_size=4, num_workers=workers) as loader:
+        for epoch in range(3):
+            parts = asyncio.run(run(iter(loader)))
+            assert sorted(x for part in parts for x in part) == list(range(0, 4000, 2))
+            assert all(part == sorted(part) for part in parts)
+            assert loader.epoch == epoch + 1
 
 
 def test_iterator_that_nobody_reads_does_not_stop_another() -> None:

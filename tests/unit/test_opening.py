@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
@@ -19,15 +19,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.formats.format import Block, Format, RowsOfBlock
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.opening import BLOCK, ROW, BlockRows, MemberRows, Opener, SharedBlock, is_kept
-from headrace.formats.tokens import (
-    TokenFile,
-    TokenOpener,
-    TokenWindows,
-    WindowsOfDocuments,
-    ids_by_eos,
-    rows_of,
-    rows_with_documents,
-)
+from headrace.formats.tokens import TokenOpener
 from headrace.torch_compat.spec import Slots, Spec
 from headrace.workers.task_inputs import LeasedBodies
 
@@ -238,69 +230,6 @@ def test_threads_open_different_blocks_at_the_same_time_and_one_block_once() -> 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(make, (0, 1, 0, 1), (0, 0, 1, 1))) == [0, 1, 0, 1]
     assert_opened(form, opener, 2)
-
-
-def file(count: int, begin: int = 0) -> TokenFile:
-    return TokenFile("u", begin, count, np.dtype("<u2"), begin + 2 * count, None)
-
-
-def cut(tokens: list[int], length: int, stride: int, *, short: bool) -> list[list[int]]:
-    windows, end = [], 0
-    for k in range(0, len(tokens), stride):
-        window = tokens[k : k + length]
-        if len(window) == length or (short and (k + len(window) > end or not windows)):
-            windows.append(window)
-            end = k + len(window)
-    return windows
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 12), st.booleans())
-@example([10], 5, 4, True)
-def test_windows_of_documents_equal_those_of_each_document(
-    sizes: list[int], length: int, stride: int, short: bool
-) -> None:
-    windows = WindowsOfDocuments.of(TokenWindows(length, stride, short), np.cumsum([0, *sizes]))
-    ends = np.cumsum(sizes).tolist()
-    documents = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
-    wanted = [window for document in documents for window in cut(document, length, stride, short=short)]
-    assert windows.count == len(wanted)
-    begins, stops = windows.places(np.arange(windows.count))
-    assert [list(range(a, b)) for a, b in zip(begins.tolist(), stops.tolist(), strict=True)] == wanted
-    if short and stride <= length:
-        assert {token for window in wanted for token in window} == set(range(sum(sizes)))
-
-
-@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 12), st.sets(st.integers(0, 60)), st.data())
-def test_members_of_windows_are_the_tokens_of_their_documents(
-    count: int, length: int, stride: int, documents: set[int], data: st.DataObject
-) -> None:
-    windows = WindowsOfDocuments.of(TokenWindows(length, stride, has_short=True), np.array([0, count]))
-    starts, there = np.array(sorted(documents), np.int64), windows.count
-    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, there - 1), min_size=1))), np.int64)
-    begins, ends = windows.places(chosen)
-    rows = rows_with_documents(file(count, 100), chosen, begins, ends, starts)
-    owner = np.searchsorted(starts, np.arange(count), side="right")
-    for k, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        members = slice(int(rows.starts[k]), int(rows.starts[k + 1]))
-        at = ((rows.offset[members] - 100) // 2).tolist()
-        sizes = (rows.size[members] // 2).tolist()
-        assert [token for a, n in zip(at, sizes, strict=True) for token in range(a, a + n)] == [*range(begin, end)]
-        numbers = np.unique(owner[begin:end], return_inverse=True)[1]
-        assert np.repeat(np.arange(len(sizes)), sizes).tolist() == numbers.tolist()
-        assert rows.field[members].tolist() == list(range(len(sizes)))
-        assert int(rows.keys[k]) == chosen[k]
-    plain = rows_of(file(count, 100), chosen, begins, ends)
-    assert plain.offset.tolist() == (100 + 2 * begins).tolist()
-    assert plain.size.tolist() == (2 * (ends - begins)).tolist()
-
-
-@given(st.lists(st.integers(0, 3), max_size=20))
-def test_documents_begin_after_their_token(tokens: list[int]) -> None:
-    number, wanted = 0, []
-    for token in tokens:
-        wanted.append(number)
-        number += token == 0
-    assert ids_by_eos(np.array(tokens, np.int64), 0).tolist() == wanted
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">i4", "|u1"])

@@ -137,21 +137,14 @@ def test_units_are_known_below_zero_after_a_resume_within_the_first() -> None:
     assert origins.needed(3) == (2, 0)
 
 
-def packed(documents: int, tokens: int = 6) -> tuple[RowMap, PackedRows, int]:
-    """(the map, the lanes, how many sequences there are) of documents of so many tokens in two lanes."""
-    run = PackedRows(Packing(4, "concat"), range(2), 2, documents)
-    positions = RowMap(100, run)
-    assert positions.positions(0, documents) == range(documents)
-    for name in range(documents):
-        run.arrive(name, [tokens], [False])
-    count = 0
-    while run.take() is not None:
-        count += 1
-    return positions, run, count
-
-
 def test_batch_ended_by_an_error_is_reported_once_its_samples_are_known() -> None:
-    positions, _, _ = packed(4)
+    run = PackedRows(Packing(4, "concat"), range(2), 2, 4)
+    positions = RowMap(100, run)
+    assert positions.positions(0, 4) == range(4)
+    for name in range(4):
+        run.arrive(name, [6], [False])
+    while run.take() is not None:
+        pass
     boundaries = EvenBoundaries(2)
     positions.arrived(1, [0])
     positions.cover(0, 0, 2, boundaries)
@@ -163,52 +156,9 @@ def test_batch_ended_by_an_error_is_reported_once_its_samples_are_known() -> Non
     assert late.rows == RowProgress(2, (RowCursor(0, 0, 4, check=1), RowCursor(0, 0, 4, check=1)))
 
 
-class Bench:
-    """The rulings of one epoch."""
-
-    def __init__(
-        self,
-        in_all: int | None = None,
-        in_a_row: int | None = None,
-        decide: Callable[[BaseException], Any] | None = None,
-    ) -> None:
-        self.meters = LoaderMeters()
-        self.skips = Skips(
-            Skip(when=decide, max_in_epoch=in_all, max_in_row=in_a_row), 3, self.meters, unpack_error, pack_error
-        )
-
-    def rule(self, position: int, count: int, *bad: int) -> bool:
-        errors = {slot: pack_error(ValueError(f"sample {position + slot}")) for slot in bad}
-        return self.skips.rule(lambda: range(position, position + count), count, errors) is not None
-
-
-def test_error_without_a_sample_is_raised() -> None:
-    bench = Bench()
-    packed = pack_error(ValueError("the source"))
-    assert bench.skips.rule(lambda: range(2), 2, {0: packed}) is None
-    raised = bench.skips.rule(lambda: range(2), 2, {0: packed.widened()})
-    assert raised is not None
-    assert raised.error.blob == packed.blob
-    assert bench.meters.skipped == 1
-
-
-NO_PICKLE = PackedError(b"no pickle")
-
-
-@pytest.mark.parametrize("packed", [pack_error(OptionError("nosuch://")), pack_error(OptionError("")), NO_PICKLE])
-def test_option_errors_and_damaged_pickles_are_raised(packed: PackedError) -> None:
-    raised = Bench().skips.rule(lambda: range(1), 1, {0: packed})
-    assert raised is not None
-    assert raised.error.blob == packed.blob
-
-
-def test_no_sample_is_skipped_after_the_loader_is_collected() -> None:
-    policy: Skip | None = Skip(when=lambda _: True, max_in_row=None)
-    calls = TrainerCalls(policy, None)
-    assert calls.decide(ValueError()) is True
-    policy = None
-    assert calls.decide(ValueError()) is False
-    assert Bench(decide=calls.decide).rule(0, 1, 0)
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
 
 def noted(note: str) -> Exception:
@@ -217,53 +167,70 @@ def noted(note: str) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(("error", "origin", "name"), [
-    (FormatError("bad", url="memory://a/0.tar", key="7"), NOWHERE, "'7'"),
-    (FormatError("bad", url="memory://a/0.tar"), NOWHERE, "memory://a/0.tar"),
-    (KeyError(1), Origin("map(f)", 5, "'a; b'", "memory://a", 1), "'a; b'"),
-    (KeyError(1), Origin("fetch", 5, "(1, 'x')"), "(1, 'x')"),
-    (KeyError(1), Origin("map(f)", 5, url="memory://a", worker=1), "memory://a"),
-    (KeyError(1), Origin("map(f)", 5, worker=1), ""),
-    (noted("what users note; key 'of their own'"), NOWHERE, ""),
-    (noted("what users note; key 'of their own'"), Origin("map(f)", 5, "7"), "7"),
+def skips(**policy: Any) -> tuple[Skips, LoaderMeters]:
+    meters = LoaderMeters()
+    return Skips(Skip(**policy), 3, meters, unpack_error, pack_error), meters
+
+
+DAMAGED = pack_error(ValueError("damaged"))
+
+
+@pytest.mark.parametrize(("packed", "when", "is_raised"), [
+    (DAMAGED, None, False),
+    (DAMAGED.widened(), None, True),  # an error without a sample
+    (pack_error(OptionError("nosuch://")), None, True),
+    (PackedError(b"no pickle"), None, True),
+    (DAMAGED, lambda _: np.True_, False),
+    (DAMAGED, lambda _: np.False_, True),
+    (DAMAGED, lambda _: 1, True),
+    (DAMAGED, lambda _: None, True),
 ])  # fmt: skip
-def test_skipped_sample_is_named_by_its_errors_origin(error: Exception, origin: Origin, name: str) -> None:
-    bench = Bench()
-    assert bench.skips.rule(lambda: range(8, 10), 2, {1: pack_error(error, origin)}) is None
-    (skipped,) = bench.meters.skipped_samples
-    assert (skipped.epoch, skipped.position, skipped.name) == (3, 9, name)
-    assert skipped.error == f"{type(error).__name__}: {error}"
+def test_error_is_skipped_if_it_is_a_samples_and_the_function_returns_true(
+    packed: PackedError, when: Any, is_raised: bool
+) -> None:
+    rules, meters = skips(when=when)
+    raised = rules.rule(lambda: range(2), 2, {0: packed})
+    assert (raised is not None) == is_raised
+    assert raised is None or raised.error.blob == packed.blob
+    assert meters.skipped == (not is_raised)
 
 
-class Mute(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
+def test_no_sample_is_skipped_after_the_loader_is_collected() -> None:
+    policy: Skip | None = Skip(when=lambda _: True, max_in_row=None)
+    calls = TrainerCalls(policy, None)
+    assert calls.decide(ValueError()) is True
+    policy = None
+    assert calls.decide(ValueError()) is False
 
 
-@pytest.mark.parametrize(("error", "text"), [
-    (Mute(), "Mute"),
-    (ValueError("x" * 10**6), f"ValueError: {'x' * 988}"),
+@pytest.mark.parametrize(("error", "origin", "name", "text"), [
+    (FormatError("bad", url="memory://a/0.tar", key="7"), NOWHERE, "'7'", None),
+    (FormatError("bad", url="memory://a/0.tar"), NOWHERE, "memory://a/0.tar", None),
+    (KeyError(1), Origin("map(f)", 5, "'a; b'", "memory://a", 1), "'a; b'", None),
+    (KeyError(1), Origin("fetch", 5, "(1, 'x')"), "(1, 'x')", None),
+    (KeyError(1), Origin("map(f)", 5, url="memory://a", worker=1), "memory://a", None),
+    (KeyError(1), Origin("map(f)", 5, worker=1), "", None),
+    (noted("what users note; key 'of their own'"), NOWHERE, "", None),
+    (noted("what users note; key 'of their own'"), Origin("map(f)", 5, "7"), "7", None),
+    (Mute(), NOWHERE, "", "Mute"),
+    (ValueError("x" * 10**6), NOWHERE, "", f"ValueError: {'x' * 988}"),
 ])  # fmt: skip
-def test_text_of_a_skipped_samples_error_is_short(error: Exception, text: str) -> None:
-    bench = Bench()
-    assert bench.skips.rule(lambda: range(2), 2, {1: pack_error(error)}) is None
-    (skipped,) = bench.meters.skipped_samples
-    assert (skipped.position, skipped.error) == (1, text)
-
-
-@pytest.mark.parametrize(("answer", "is_raised"), [(np.True_, False), (np.False_, True), (1, True), (None, True)])
-def test_only_a_true_value_skips_a_sample(answer: Any, is_raised: bool) -> None:
-    assert Bench(decide=lambda _: answer).rule(0, 1, 0) == is_raised
+def test_skipped_sample_has_its_errors_origin_and_short_text(
+    error: Exception, origin: Origin, name: str, text: str | None
+) -> None:
+    rules, meters = skips()
+    assert rules.rule(lambda: range(8, 10), 2, {1: pack_error(error, origin)}) is None
+    text = text or f"{type(error).__name__}: {error}"
+    assert meters.skipped_samples == [(3, 9, name, text)]
 
 
 def test_one_failed_read_counts_once_towards_the_limits() -> None:
-    bench, blob = Bench(in_all=2, in_a_row=2), pack_error(OSError("the shard is missing"))
+    (rules, meters), blob = skips(max_in_epoch=2, max_in_row=2), pack_error(OSError("the shard is missing"))
     for start in range(0, 40, 4):
-        assert bench.skips.rule(lambda at=start: range(at, at + 4), 4, dict.fromkeys(range(4), blob)) is None
-    assert bench.meters.skipped == 40
-    assert bench.skips.counts == (1, 1)
-    assert not bench.rule(40, 4, 0)
-    assert bench.rule(44, 4, 0)
+        assert rules.rule(lambda at=start: range(at, at + 4), 4, dict.fromkeys(range(4), blob)) is None
+    assert (meters.skipped, rules.counts) == (40, (1, 1))
+    assert rules.rule(lambda: range(40, 44), 4, {0: DAMAGED}) is None
+    assert rules.rule(lambda: range(44, 48), 4, {0: pack_error(ValueError("another"))}) is not None
 
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).with_name("golden") / "state_2.json").read_text())

@@ -47,12 +47,6 @@ def test_pattern_expands_to_its_addresses(pattern: Any, urls: list[str]) -> None
     assert expand(pattern) == tuple(urls)
 
 
-@given(st.integers(0, 500), st.integers(0, 30), st.integers(4, 7))
-def test_counting_is_complete_and_keeps_the_width(first: int, more: int, width: int) -> None:
-    got = expand(f"x{{{first:0{width}d}..{first + more:0{width}d}}}y")
-    assert got == tuple(f"x{n:0{width}d}y" for n in range(first, first + more + 1))
-
-
 class Numbered:
     """A data set with samples by number, whose iterator never ends."""
 
