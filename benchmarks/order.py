@@ -23,10 +23,9 @@ import numpy as np
 import tables
 
 from headrace.order.cursor import Cursor
-from headrace.order.orders import Order, ShardOrder, ShuffledOrder
+from headrace.order.orders import Order, ShardOrder, ShuffledOrder, Windows, lane_turns
 from headrace.order.permutation import permutation
 from headrace.order.steps import Steps
-from headrace.order.windows import Windows, lane_turns
 
 PIECE = 2**20
 WINDOWS = Windows.of(131_072, 512)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.order.orders import Order, ShardOrder, ShuffledOrder
-from headrace.order.windows import Windows
+from headrace.order.orders import Order, ShardOrder, ShuffledOrder, Windows
 
 SHARDS, SAMPLES = 64, 256
 SHOWN = {5: "#2e6f95", 40: "#d1495b", 50: "#3a9d5d"}

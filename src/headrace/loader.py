@@ -33,80 +33,54 @@ _LONGEST_DATA_TEXT = 200
 class DataLoader(TorchLoader[T_co], Closing, Reports):
     """Batches of a data set, for `for` and for `async for`.
 
-    The arguments have the names that torch's DataLoader uses. The data set decides the regime. torch's data sets, and
-    objects with only `__getitem__`, behave as with torch's DataLoader (regime "torch"). Streams, AsyncDatasets and
-    AsyncIterableDatasets follow headrace's guarantees (regime "headrace").
-
-    In the torch regime base seed, indices and workers' seeds equal torch's, and worker k mod n makes batch k. Each
-    iterator has its own workers. They are forked where torch's are. Elsewhere the data set and functions are pickled,
-    lambdas and local classes too. With `economic=True` the workers belong to the loader and all make samples of one
-    batch at a time. Each sample's random numbers then depend on (seed, epoch, key).
-
-    In the headrace regime batches come in the order of the plan, which depends on (seed, epoch) only. Each sample comes
-    once. Workers, reads in flight and memory have separate limits. Workers, connections and memory belong to the
-    loader, from its first iteration until `close()` or garbage collection.
+    The data set decides the regime. torch's data sets, and objects with only `__getitem__`, behave as with torch's
+    DataLoader (regime "torch"): seeds and indices are equal, and worker k mod n makes batch k. Streams, AsyncDatasets
+    and AsyncIterableDatasets (regime "headrace") give each sample once, in an order that depends on (seed, epoch) only.
+    Their workers, connections and memory belong to the loader, from the first iteration until `close()`.
 
     Args:
         dataset: The data set.
-        batch_size: Samples per batch. None gives single samples. Omit it if the stream makes batches itself, as
-            `.padded_batch()` and `.bucket()` do.
-        shuffle: Equivalent to `.shuffle()` on the data set.
-        sampler: For torch's data sets. Others are ordered by `.shuffle()`, `.sample()` and the like.
-        batch_sampler: For torch's data sets.
-        num_workers: Number of worker processes for plain functions and collation. 0: a thread of this process.
+        batch_size: Samples per batch. None gives single samples. Omit it if the stream makes batches itself.
+        shuffle: In regime "headrace" the same as `.shuffle()` on the data set.
+        sampler: For torch's data sets, as in torch. Others have operators: `.shuffle()`, `.sample()`.
+        batch_sampler: For torch's data sets, as in torch.
+        num_workers: Worker processes for plain functions and collation. 0: a thread of this process.
         collate_fn: Makes a batch from a list of samples. Default: torch's default_collate.
         pin_memory: Copy batches into page-locked memory if there is an accelerator.
         drop_last: Drop a short last batch.
         timeout: Maximum number of seconds that `next` waits for a batch. 0: no limit.
         worker_init_fn: Called in each worker process with the worker's number.
-        generator: Source of the seed, by one draw.
-        multiprocessing_context: Start workers from the trainer's process, as torch's loader does. Torch regime only.
-        prefetch_factor: Batches made ahead. Torch regime: by each worker, default 2; with `economic` by all workers
-            together. Headrace regime: by all workers together, default 4, or 2 per worker if a worker makes whole
-            batches (a collate_fn of your own). 0: nothing is made before it is requested. With `batch_size=None` it
-            counts samples.
-        persistent_workers: Keep workers and their copies of the data set for further epochs. Always on for headrace's
-            data sets.
+        multiprocessing_context: For torch's data sets, as in torch.
+        generator: As in torch. For headrace's data sets it draws the seed.
+        prefetch_factor: Batches made ahead: by each worker (torch, default 2), or by all together (economic or
+            headrace, default 4). 0: none is made before it is requested.
+        persistent_workers: As in torch. Always on for headrace's data sets.
         pin_memory_device: As in torch.
         in_order: False gives batches as they become ready.
         seed: Seed of the order and of the samples' random numbers. None means 0.
-        ranks: How ranks of a distributed run divide each global batch, and what happens to a short last one:
-            `hr.Ranks(…)`. None: by torch.distributed or the environment. `hr.Ranks.none`: every rank gets all samples.
-            For headrace's data sets.
+        ranks: `hr.Ranks(…)`: how ranks divide each global batch. None: by torch.distributed or the environment.
+            `hr.Ranks.none`: every rank gets all samples. For headrace's data sets.
         errors: None raises the error of the first failed sample in place of its batch. `hr.Skip(…)` skips failed
             samples. For headrace's data sets.
-        exclude: Samples and steps that are excluded and never read, as after a loss spike: `hr.Exclude(…)`, or a file
-            that `hr.Skip(log=)` has written. For headrace's data sets whose samples have numbers.
+        exclude: Samples and steps that are never read: `hr.Exclude(…)`, or a file that `hr.Skip(log=)` has written.
         fetch: Options of reads: `hr.Fetch(…)`. For headrace's data sets.
-        memory_budget: Bytes, or text such as "2GiB", for inputs and batches together. "auto" is a quarter of the memory
-            that this process may use.
-        workers: "process"; "thread", for functions that release the GIL (global generators are then shared with the
-            trainer); or, for headrace's data sets, an executor that starts the workers.
+        memory_budget: Bytes, or text such as "2GiB", for inputs and batches together. "auto": a quarter of the memory.
+        workers: "process"; "thread", for functions that release the GIL; or an executor (headrace's data sets only).
         device: Device that batches are copied to ahead of use, from page-locked memory.
-        economic: True, or `hr.Economic(…)`: the mode of the RFC "DataLoader-Economic", in which memory depends on
-            `prefetch_factor` and not on the number of workers. For torch's map-style data sets.
-        snapshot_every_n_steps: As in torchdata, for torch's data sets: number of batches after which each worker
-            reports its state. Batches since that report are made again on resume. 0: never. None: 1, after the first
-            call of `state_dict` or `load_state_dict`. With `in_order=False` a map-style data set with a state reports
-            after each batch.
-        **aliases: The RFC's names `num_batch_workers` and `num_workers_batches`, with `economic=True`, in place of
-            `hr.Economic`.
+        economic: True, or `hr.Economic(…)`: memory depends on `prefetch_factor` and not on the number of workers. For
+            torch's map-style data sets.
+        snapshot_every_n_steps: As in torchdata: batches between states of a worker's data set. For torch's data sets.
+        **aliases: The RFC's names `num_batch_workers` and `num_workers_batches`, with `economic=True`.
 
     Raises:
         OptionError: a headrace option has a value that cannot be used.
         ValueError, TypeError: checks of options by torch.
-        CannotCarryError: the data set or a function cannot be sent to another process, and workers are not forked from
-            this one. Raised when the loader is iterated over.
+        CannotCarryError: by `iter`: the data set or a function cannot be sent to another process.
 
     Examples:
-        >>> class Squares(hr.AsyncDataset):
-        ...     def __len__(self):
-        ...         return 5
-        ...     async def aget(self, index):
-        ...         return index * index
-        >>> with hr.DataLoader(Squares(), batch_size=2) as loader:
+        >>> with hr.DataLoader(hr.from_map(range(5)), batch_size=2) as loader:
         ...     [batch.tolist() for batch in loader]
-        [[0, 1], [4, 9], [16]]
+        [[0, 1], [2, 3], [4]]
     """
 
     def __init__(
@@ -266,19 +240,11 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
 
     @property
     def epoch(self) -> int:
-        """Number of the epoch that the next `iter` starts.
-
-        The number advances with the last batch of an epoch. If `len` is not known, it advances when one more batch is
-        requested. If a loop stops after some batches, it advances with the next `iter`, which starts another epoch, as
-        in torch. It does not advance if `set_epoch` was called or a state of that epoch was loaded.
-        """
+        """Number of the epoch that the next `iter` starts. Advances with the last batch of an epoch."""
         return self._behind.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next `iter` start this epoch.
-
-        torch's samplers that have `set_epoch` get the number too.
-        """
+        """Make the next `iter` start this epoch. torch's samplers that have `set_epoch` get the number too."""
         if self._behind.goes_on and epoch != self.epoch and sync_fabric_epoch(self.epoch):
             return
         if self._loop.epoch is None or not self._behind.is_in(epoch):  # else the loop has set it
@@ -290,26 +256,19 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         return self._behind.position
 
     def skip(self, batches: int) -> None:
-        """Make the next `iter` start `batches` batches later.
-
-        Skipped samples that have numbers are not read.
+        """Make the next `iter` start `batches` batches later. Not for torch's data sets.
 
         Raises:
             LoaderBusyError: an iterator is in use.
-            OptionError: the data set is torch's.
         """
         self._behind.skip(batches)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
-        """Return a JSON state to resume exactly after the batches that the trainer has received.
-
-        May be called from any thread. After the last batch inside the loop: the resumed epoch is empty, and the next
-        one is complete. After the loop: the next epoch is complete. In loops of Lightning and Accelerate, batches that
-        these have prefetched are still to come, and after the last batch of an epoch they resume with the next epoch.
+        """Return a JSON state to resume exactly after the batches that the trainer has received. From any thread.
 
         Args:
-            batches: Return the state after this number of batches of the epoch, for loops that take one batch ahead.
-                Available for the last 16 batches; with torch's data sets for the last 3.
+            batches: Return the state after this number of batches of the epoch: one of the last 16, or 3 with torch's
+                data sets. For loops that take one batch ahead.
 
         Raises:
             OptionError: there is no state; the message gives the reason.
@@ -319,12 +278,11 @@ class DataLoader(TorchLoader[T_co], Closing, Reports):
         return self._behind.state_dict(self, batches, self._loop)
 
     def load_state_dict(self, state: Mapping[str, Any], force: bool = False) -> None:
-        """Make the next `iter` resume from a state, with other workers, batch sizes and ranks too.
+        """Make the next `iter` resume from a state. An empty state is the start.
 
-        With torch's data sets the number of workers must be the same, as each has a data set with its own state.
+        Workers, batch sizes and ranks may differ, except with torch's data sets.
 
         Args:
-            state: Return value of `state_dict`. An empty state is the start.
             force: Resume even if the data or the order differ.
 
         Raises:

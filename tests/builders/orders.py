@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from headrace.order.orders import Order, ShardOrder, ShuffledOrder
-from headrace.order.windows import Windows
+from headrace.order.orders import Order, ShardOrder, ShuffledOrder, Windows
 
 
 def order_of(sizes: Sequence[int], by: str, key: Sequence[int], windows: Windows) -> Order:

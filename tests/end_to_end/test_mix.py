@@ -1,10 +1,12 @@
 """Mixtures of samples and of tokens: real shards and reads, any workers and ranks, resumed anywhere."""
 
 import asyncio
+import gzip
 import json
 import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -273,6 +275,23 @@ def test_shares_are_those_of_tokens_where_documents_differ_in_length(workers: in
     assert abs(come[0] / come.sum() - 0.7) < 0.005
     assert stats.tokens == {"web": come[0], "books": come[1]}
     assert f"tokens: web {come[0] / come.sum():.2%}, books" in report
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
+def test_shards_without_an_index_get_one_where_a_mixture_needs_numbers(kind: str, tmp_path: Path) -> None:
+    for name, length in (("web", 3), ("books", 5)):
+        lines = "".join(json.dumps({"n": n, "input_ids": [n] * length}) + "\n" for n in range(40)).encode()
+        (tmp_path / f"{name}.{kind}").write_bytes(gzip.compress(lines) if kind.endswith("gz") else lines)
+
+    def mixed(index: str, **options: Any) -> hr.Stream:
+        return hr.mix(
+            {name: hr.stream(f"{tmp_path}/{name}.{kind}", index=index) for name in ("web", "books")}, **options
+        )
+
+    by_tokens: dict[str, Any] = {"weights": {"web": 1, "books": 2}, "by": "tokens"}
+    rows, wanted = ([*mixed(index, **by_tokens).pack(16).take(20)] for index in ("auto", "build"))
+    assert [row["input_ids"].tolist() for row in rows] == [row["input_ids"].tolist() for row in wanted]
+    assert sorted(one["n"] for one in mixed("auto")) == sorted([*range(40)] * 2)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ import headrace
 NAMES = sorted(headrace.__all__)
 HEAVY = {"torch", "fsspec", "obstore", "aiofiles"}
 MOST_NAMES = 45  # may only fall
-MOST_MODULES = 117  # in the trainer, until the first batch of images in folders; may only fall
+MOST_MODULES = 110  # in the trainer, until the first batch of images in folders; may only fall
 PROBE = """
 import json, sys, time
 before = time.process_time()

@@ -22,7 +22,7 @@ from headrace.engine.scheduler.position_map import GroupOrigins
 from headrace.errors import OptionError
 from headrace.ops.batch import EvenBatcher
 from headrace.ops.bucket import BucketBatcher
-from headrace.state.resume_point import ResumePoint, StagePoint
+from headrace.state.state import ResumePoint, StagePoint
 from headrace.torch_compat.collate import of_single
 from headrace.workers.tasks import Chain, Finish, Step
 

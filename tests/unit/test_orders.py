@@ -23,11 +23,20 @@ from unit import order_reference as reference
 from headrace.errors import OptionError
 from headrace.order.combined import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
 from headrace.order.cursor import Cursor, compressed
-from headrace.order.orders import ENDLESS, ChosenOrder, EpochOrder, FirstOf, Order, Passes, ShardOrder
+from headrace.order.orders import (
+    ENDLESS,
+    ChosenOrder,
+    EpochOrder,
+    FirstOf,
+    Order,
+    Passes,
+    ShardOrder,
+    Windows,
+    lane_turns,
+)
 from headrace.order.permutation import below, draw, numbers, permutation, permutations, sample_seed, window_order
 from headrace.order.sampling import DrawnOrder, chosen_by_weight, minus_log
 from headrace.order.steps import Steps
-from headrace.order.windows import Windows, lane_turns
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "order_1.json").read_text())
 ANY_KEY = st.integers(0, 2**64 - 1)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import anyio
 
 from headrace._util.wakeup import Wakeup
-from headrace.state.resume_point import ResumePoint, ResumePoints
+from headrace.state.state import ResumePoint, ResumePoints
 from headrace.workers.failures import PackedError
 
 

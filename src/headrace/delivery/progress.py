@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from headrace.delivery.slabs import Arrived
 from headrace.errors import OptionError
-from headrace.state.resume_point import ResumePoint, ResumePoints
+from headrace.state.state import ResumePoint, ResumePoints
 
 _REMEMBERED = 16  # number of batches before the last whose states stay available
 

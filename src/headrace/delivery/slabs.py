@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace._util.shared_memory import LARGE_BYTES, Lease, Segment, end_of
 from headrace.delivery.channel import ChunkDelivery, Delivery, RaisedError
 from headrace.errors import LoaderClosedError
-from headrace.state.resume_point import ResumePoint, ResumePoints
+from headrace.state.state import ResumePoint, ResumePoints
 from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import unpack_each
 from headrace.torch_compat.spec import Spec

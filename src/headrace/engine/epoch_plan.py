@@ -22,8 +22,7 @@ from headrace.order.orders import ENDLESS, Order
 from headrace.order.permutation import draw, sample_seed
 from headrace.order.steps import Steps, share
 from headrace.pipeline.pipeline import Pipeline
-from headrace.state.resume_point import ResumePoint, StagePoint
-from headrace.state.state import Fingerprint, State, is_as_saved, last_positions, whole_check
+from headrace.state.state import Fingerprint, ResumePoint, StagePoint, State, is_as_saved, last_positions, whole_check
 from headrace.types import Ints, Ranges
 
 if TYPE_CHECKING:

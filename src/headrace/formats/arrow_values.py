@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.lazy import needed
 from headrace.formats.format import RowsOfBlock, dicts_of
 from headrace.formats.json_values import as_list, as_number, as_object, as_text
-from headrace.formats.optional import needed
 
 Arrow = Any
 """A pyarrow object; pyarrow has no type annotations."""

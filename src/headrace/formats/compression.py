@@ -26,9 +26,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from headrace._util import check
+from headrace._util.lazy import needed
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.optional import needed
 from headrace.types import Buffer, Ints
 
 # Most bytes that a step consumes and returns. Large, as each step releases the GIL and may wait 5 ms for it;

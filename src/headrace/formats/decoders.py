@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
+from headrace._util.lazy import needed
 from headrace._util.sample_ranges import Rows
 from headrace.errors import DecodeError, reason_of
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.optional import needed
 from headrace.types import Buffer, Ints
 
 _DIGITS_MOST = 4300  # Python's default: the time grows with the square

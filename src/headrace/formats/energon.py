@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from headrace._util import check
+from headrace._util.lazy import needed
 from headrace._util.reads import Reads
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, masked
@@ -23,7 +24,6 @@ from headrace.formats.format import Block, Catalogue, Format, ShardEntry, keys_o
 from headrace.formats.index.shard import ShardIndex, damage
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.limits import Limits, check_bytes
-from headrace.formats.optional import needed
 from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.tar.headers import BLOCK, key_of, read_header, shown
 from headrace.formats.tar.scanner import TarScanner

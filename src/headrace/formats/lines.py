@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
+from headrace._util.lazy import if_installed
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, masked
 from headrace.formats.format import Block, Format, keys_of, rows_of_members
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.optional import if_installed
 from headrace.formats.tar.headers import looks_like
 from headrace.types import Ints
 

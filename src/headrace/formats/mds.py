@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from headrace._util.lazy import if_installed
 from headrace._util.reads import Reads
 from headrace.errors import LimitError, reason_of
 from headrace.formats.catalogues import beside, catalogue_damage, catalogue_entry, catalogue_object, file_name
@@ -39,7 +40,6 @@ from headrace.formats.format import (
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
-from headrace.formats.optional import if_installed
 from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Buffer, Ints
 

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.lazy import if_installed, needed
 from headrace.errors import OptionError, reason_of
 from headrace.formats.decoders import BY_TORCHCODEC
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.formats.optional import if_installed, needed
 from headrace.types import Buffer
 
 if TYPE_CHECKING:

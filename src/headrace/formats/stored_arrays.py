@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
+from headrace._util.lazy import needed
 from headrace.errors import FormatError, LimitError, OptionError, masked
 from headrace.formats.limits import Limits, check_bytes
-from headrace.formats.optional import needed
 from headrace.formats.pinned_object import SeekableFile
 from headrace.types import Buffer, Ints
 

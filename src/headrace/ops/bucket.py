@@ -13,8 +13,7 @@ from typing import Any, Literal
 from headrace._util import check
 from headrace._util.check import is_whole
 from headrace._util.functions import name_of
-from headrace.ops.fields import field_of
-from headrace.ops.operator import GroupOperator
+from headrace.ops.operator import GroupOperator, field_of
 
 
 def bucket(

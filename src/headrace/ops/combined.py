@@ -23,8 +23,7 @@ from headrace.dataset.stream import Stream
 from headrace.errors import masked
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
-from headrace.ops.fields import with_source
-from headrace.ops.operator import EachSample
+from headrace.ops.operator import EachSample, with_source
 from headrace.ops.run_inline import NamedSteps, split_steps, through, through_first
 from headrace.order.mixture import TokenMixing
 from headrace.order.orders import ENDLESS, Order, Passes, Places

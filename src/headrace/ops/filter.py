@@ -6,8 +6,7 @@ from typing import Any
 
 from headrace._util import check
 from headrace._util.functions import is_async, name_of
-from headrace.ops.fields import field_of
-from headrace.ops.operator import EachSample, SampleFunction
+from headrace.ops.operator import EachSample, SampleFunction, field_of
 from headrace.workers.tasks import Step
 
 

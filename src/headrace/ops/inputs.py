@@ -16,7 +16,7 @@ from headrace.dataset.asynchronous import AsyncIterableDataset, IterSource, shar
 from headrace.dataset.source import forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import StateMismatchError
-from headrace.ops.fields import with_source
+from headrace.ops.operator import with_source
 from headrace.order.permutation import draw
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.torch_compat import serialize

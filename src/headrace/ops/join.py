@@ -18,9 +18,8 @@ from headrace.dataset.stream import Stream
 from headrace.errors import FormatError
 from headrace.ops.cache import is_kept
 from headrace.ops.combined import check_apart, check_input, streams_of
-from headrace.ops.fields import field_of
 from headrace.ops.inputs import NestedDataset
-from headrace.ops.operator import EachSample, PassOperator
+from headrace.ops.operator import EachSample, PassOperator, field_of
 from headrace.ops.zip import ZipSpec, in_tuples
 from headrace.order.orders import ChosenOrder, Order
 from headrace.pipeline.epoch_orders import Planning
@@ -36,10 +35,11 @@ _PLAIN = str, bytes, int, np.generic
 
 def join(inputs: Sequence[object], *, on: object) -> Stream:
     """Pair the samples of two inputs by key. With `on=None`, merge both as they arrive."""
-    left, right = streams = streams_of("join", inputs)
+    streams = streams_of("join", inputs)
     check_apart(streams, ".join()")
     if on is None:
         return Stream(FirstComeDataset(streams))
+    left, right = streams = [stream.indexed(".join() needs") for stream in streams]
     for number, stream in enumerate(streams):
         check_input(f"input {number} of .join()", stream.pipeline(), ".join()")
         source = stream.pipeline().source

@@ -6,8 +6,7 @@ from typing import Any
 
 from headrace._util import check
 from headrace._util.functions import as_it_is, is_async, name_of
-from headrace.ops.fields import field_of, with_field
-from headrace.ops.operator import EachSample, SampleFunction
+from headrace.ops.operator import EachSample, SampleFunction, field_of, with_field
 from headrace.workers.tasks import Step
 
 

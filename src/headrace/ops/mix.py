@@ -69,8 +69,8 @@ def mix(
 
     Args:
         streams: Streams by name; a list or another map-style data set is read as by `hr.from_map`. If samples of any
-            have no numbers, as after `.filter()` or without an index, they are counted as they come: on one rank, with
-            constant weights by samples, and `until="first"`.
+            have no numbers, as after `.filter()`, they are counted as they come: on one rank, with constant weights by
+            samples, and `until="first"`. Otherwise an index is made of shards that have none.
         weights: A relative weight for each name. None: each sample occurs once. Or a function from the number of a
             step, from 0 in each epoch, to such weights. The function is called once per step, in the loader's process,
             and must be deterministic: a state saved with other weights is refused. It may be called for one step after
@@ -99,9 +99,12 @@ def mix(
     given = _checked_lengths(streams, by, lengths)
     usual: tuple[Until, int] = ("forever", _STEP_TOKENS) if by == "tokens" else ("first", _STEP_SAMPLES)
     sources = {name: input_stream(f"source {name!r}", data) for name, data in streams.items()}
+    needs_numbers = by != "samples" or until not in (None, "first") or weights is None or callable(weights)
+    if needs_numbers:
+        sources = {name: stream.indexed(f"hr.mix needs, for source {name!r},") for name, stream in sources.items()}
     pipelines = {name: stream.pipeline() for name, stream in sources.items()}
     if any(has_no_numbers(one) or one.order.passes is not None for one in pipelines.values()):
-        return _as_they_come(pipelines, list(sources.values()), weights, by=by, until=until)
+        return _as_they_come(pipelines, list(sources.values()), weights, needs_numbers=needs_numbers)
     mixed = MixSpec(sources, weights, until or usual[0], step or usual[1], by, given).checked()
     for label, pipeline in zip(mixed.labels, mixed.pipelines, strict=True):
         _check_repeats(label, pipeline)
@@ -109,13 +112,13 @@ def mix(
 
 
 def _as_they_come(
-    pipelines: Mapping[str, Pipeline], streams: Sequence[Stream], weights: Weights, *, by: str, until: Until | None
+    pipelines: Mapping[str, Pipeline], streams: Sequence[Stream], weights: Weights, *, needs_numbers: bool
 ) -> Stream:
     """Mix sources, some without numbers. The epoch ends when a source that is due has ended."""
     check_apart(streams, "hr.mix")
     for name, pipeline in pipelines.items():
         check_within(f"source {name!r}", pipeline, "hr.mix")
-    if by != "samples" or until not in (None, "first") or weights is None or callable(weights):
+    if needs_numbers:
         try:
             for name, pipeline in pipelines.items():
                 check_input(f"source {name!r}", pipeline, "hr.mix")

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from headrace._util import check
-from headrace.ops.fields import find_field
-from headrace.ops.operator import EachSample
+from headrace.ops.operator import EachSample, find_field
 from headrace.workers.tasks import Step
 
 

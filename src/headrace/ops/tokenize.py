@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from headrace._util import check
 from headrace._util.check import array_of
 from headrace._util.functions import is_async
-from headrace.ops.fields import field_of, with_field
-from headrace.ops.operator import EachSample
+from headrace.ops.operator import EachSample, field_of, with_field
 from headrace.workers.tasks import Step
 
 

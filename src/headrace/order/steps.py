@@ -10,7 +10,7 @@ import numpy as np
 from headrace._util import check
 from headrace.errors import OptionError
 from headrace.order.cursor import Cursor, compressed
-from headrace.order.windows import lane_turns
+from headrace.order.orders import lane_turns
 from headrace.types import Ints, Tail
 
 Deal = Callable[[Ints, Sequence[int]], Ints]

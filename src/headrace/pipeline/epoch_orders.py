@@ -12,9 +12,18 @@ from numpy.typing import NDArray
 
 from headrace.errors import OptionError
 from headrace.ops.operator import counted
-from headrace.order.orders import ENDLESS, WITHIN_WINDOW, EpochOrder, FirstOf, Order, Passes, Places, ShardOrder
+from headrace.order.orders import (
+    ENDLESS,
+    WITHIN_WINDOW,
+    EpochOrder,
+    FirstOf,
+    Order,
+    Passes,
+    Places,
+    ShardOrder,
+    Windows,
+)
 from headrace.order.steps import Steps
-from headrace.order.windows import Windows
 from headrace.pipeline.pipeline import Pipeline
 from headrace.types import Ints
 

@@ -18,8 +18,7 @@ from headrace.options import Settings
 from headrace.order.cursor import Cursor
 from headrace.order.steps import Steps, share
 from headrace.pipeline.pipeline import Pipeline, refusal
-from headrace.state.resume_point import ResumePoint
-from headrace.state.state import Fingerprint, ResplitBase, State
+from headrace.state.state import Fingerprint, ResplitBase, ResumePoint, State
 from headrace.torch_compat.ranks import RankShare
 from headrace.types import Tail
 

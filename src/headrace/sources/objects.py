@@ -24,7 +24,6 @@ from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of, without_compression
 from headrace.formats.decoders import IMAGE_EXTENSIONS
-from headrace.formats.json_values import as_text
 from headrace.formats.limits import Limits
 from headrace.formats.registry import format_named
 from headrace.sources.discovery import Pattern
@@ -408,8 +407,8 @@ class TableFiles(Objects):
         return self._digest
 
     def _place(self, row: Row, column: str, number: int) -> str:
-        value = as_text(row.get(column))
-        if not value:
+        value = row.get(column)
+        if type(value) is not str or not value:
             where = f"row {number} of {masked(self.urls[0])}"
             raise FormatError(
                 f"{where}: its column {column!r} names no object: {masked(repr(value)):.80}", url=self.urls[0]

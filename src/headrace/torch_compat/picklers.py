@@ -31,8 +31,8 @@ import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.lazy import is_tensor, tensor_types, torch_is_loaded
 from headrace._util.shared_memory import receive_descriptor, send_descriptor
-from headrace._util.torch_lazy import is_tensor, tensor_types, torch_is_loaded
 from headrace.errors import CannotCarryError
 from headrace.types import Buffer
 

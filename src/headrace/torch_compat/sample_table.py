@@ -13,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.torch_lazy import tensor_types
+from headrace._util.lazy import tensor_types
 from headrace.formats.decoders import Column, ColumnBodies, Columns
 from headrace.torch_compat.serialize import LEAVES, PickledPart
 from headrace.torch_compat.spec import Mismatch, name_of

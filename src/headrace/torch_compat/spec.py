@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._util.lazy import is_tensor
 from headrace._util.shared_memory import aligned
-from headrace._util.torch_lazy import is_tensor
 from headrace.formats.decoders import Column, ColumnBodies, Columns
 
 if TYPE_CHECKING:

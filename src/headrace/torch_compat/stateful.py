@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypedDict, TypeGuard
 import torch
 from torch.utils.data import BatchSampler
 
-from headrace._util.torch_lazy import torch_is_loaded
+from headrace._util.lazy import torch_is_loaded
 from headrace.errors import StateMismatchError
 from headrace.torch_compat import serialize
 from headrace.workers.failures import PackedError

@@ -16,7 +16,7 @@ from headrace.engine.scheduler.batch_work import BatchState, BatchWork, OpenBatc
 from headrace.engine.scheduler.dispatch import Budget, Dispatch, Pace, Pile, TaskPool
 from headrace.engine.scheduler.epoch_spec import EpochSpec, Resources
 from headrace.engine.scheduler.position_map import GivenBoundaries, PositionMap
-from headrace.state.resume_point import ResumePoint, ResumePoints
+from headrace.state.state import ResumePoint, ResumePoints
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import Part
 from headrace.workers.tasks import Reply

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace._util.shared_memory import LARGE_BYTES, Arena
 from headrace.engine.scheduler.dispatch import Budget
 from headrace.engine.scheduler.position_map import BatchBoundaries, PositionMap
-from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe import LoaderMeters
 from headrace.types import Batcher
 from headrace.workers.failures import ErrorPacker
@@ -18,6 +17,7 @@ from headrace.workers.sample_chunks import Part
 
 if TYPE_CHECKING:
     from headrace.delivery.slabs import Slabs
+    from headrace.engine.scheduler.skip_rules import Skips
     from headrace.readers.protocol import Producer
     from headrace.workers.queue import TaskQueue
 

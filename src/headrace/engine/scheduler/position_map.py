@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from headrace.order.cursor import united
-from headrace.state.resume_point import EvenPoints, ResumePoint, StagePoint
+from headrace.state.state import EvenPoints, ResumePoint, StagePoint
 from headrace.types import Ints, Ranges
 from headrace.workers.failures import PackedError
 from headrace.workers.tasks import Task

@@ -10,7 +10,7 @@ from headrace.engine.scheduler.group_level import SharedPart, TogetherLevel, in_
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Outcome, Units
 from headrace.engine.scheduler.position_map import BatchBoundaries, Origins, PositionMap, as_numbers
 from headrace.errors import OptionError, StateMismatchError
-from headrace.state.resume_point import ResumePoint
+from headrace.state.state import ResumePoint
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ListPart, Part
 from headrace.workers.tasks import Reply

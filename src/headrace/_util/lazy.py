@@ -1,17 +1,21 @@
-"""Access to torch that never imports it.
+"""Libraries that are imported when needed: those of extras, and torch, which takes a second and 100 MB.
 
-Importing torch takes a second and 100 MB. A value can be a tensor only if torch is imported already.
+A value can be a tensor only if torch is imported already.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from headrace.errors import OptionError
 
 if TYPE_CHECKING:
     import torch
@@ -73,3 +77,21 @@ def tensor_types() -> tuple[type[torch.Tensor], ...]:
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     """True for a plain `torch.Tensor`. Subclasses do not count."""
     return type(value) in tensor_types()
+
+
+def needed(module: str, extra: str, user: str = "it", kind: type[Exception] = OptionError) -> Any:
+    """Import a library that `user` needs. The error, of type `kind`, has the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise kind(f"{user} needs {name}, which is not installed; try: pip install 'headrace[{extra}]'") from None
+
+
+@functools.cache
+def if_installed(module: str) -> Any:
+    """Import a library. None if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
