@@ -10,7 +10,6 @@ ENGINE = ("engine/scheduler/*.py", "readers/*.py", "workers/queue.py", "workers/
 ENUMERATIONS = {"BatchState", "EngineState"}
 END_TO_END = {"Quarantine"}  # it writes files
 MADE = {  # what each of these makes is tested through it
-    "Chains": {"PackedChain"},
     "Epoch": {
         *("Assembly", "BatchWork", "FoundGroup", "GroupLevel", "Level", "Outcome", "Pile"),
         *("RowLevel", "SharedPart", "TogetherLevel", "Units"),
@@ -18,7 +17,7 @@ MADE = {  # what each of these makes is tested through it
     "IndexedShardProducer": {"MemberReads", "PackedFailureError"},
     "ReadingAhead": {"Reading"},
     "ShardProducer": {"ShardRanges"},
-    "TaskQueue": {"OpenBlocks", "Opening", "QueueEntry", "QueueWorker"},
+    "TaskQueue": {"Chains", "OpenBlocks", "Opening", "PackedChains", "QueueEntry", "QueueWorker"},
 }
 
 

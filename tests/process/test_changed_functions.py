@@ -63,6 +63,44 @@ def test_global_of_a_script_that_changes_between_epochs_is_seen(kind: str, num_w
     assert out.splitlines() == [str(row) for row in rows]
 
 
+GLOBALS = """
+    import headrace as hr
+
+    FACTOR, TABLE, CALLS = 1, None, []
+
+    def begin(number):
+        global TABLE
+        TABLE = {n: FACTOR * n for n in range(8)}
+        CALLS.append(number)
+
+    def is_even(n):
+        return TABLE[n] % 2 == 0
+
+    def looked_up(n):
+        return TABLE[n]
+
+    def collated(samples):
+        return [TABLE[0], len(CALLS), *samples]
+
+    if __name__ == "__main__":
+        data = hr.from_map(range(8))
+        options = dict(collate_fn=collated, num_workers=1, worker_init_fn=begin)
+        loader = hr.DataLoader(data.filter(is_even).map(looked_up), 2, **options)
+        for FACTOR in (1, 10):
+            print(list(loader))
+        parts = [data.filter(is_even), data.map(looked_up)]
+        print(list(hr.DataLoader(parts[0].concat(parts[1]), 8, **options)))
+"""
+
+
+@pytest.mark.slow
+def test_worker_init_fn_of_a_script_sets_globals_for_all_functions() -> None:
+    out = output_of(GLOBALS, preamble="")
+    first = [[0, 1, 0, 2], [0, 1, 4, 6]], [[0, 1, 0, 10], [0, 1, 20, 30], [0, 1, 40, 50], [0, 1, 60, 70]]
+    both = [[0, 1, *range(8)], [0, 1, *range(0, 80, 10)]]
+    assert out.splitlines() == [str(rows) for rows in (*first, both)]
+
+
 def flat(loader: Any) -> list[Any]:
     return [x for batch in loader for x in batch.tolist()]
 
@@ -83,7 +121,7 @@ def test_what_has_not_changed_is_not_sent_again_and_what_has_is() -> None:
             elif change == "small":
                 step["by"] = 2
             assert flat(loader) == [int(table[k]) + step["by"] for k in range(6)]
-            sent.append(id(workers.chains._chains[1]))
+            sent.append(id(workers.chains._streams[0]))
     assert sent[0] == sent[1] != sent[2] == sent[3] != sent[4] == sent[5]
 
 

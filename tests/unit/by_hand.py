@@ -44,15 +44,15 @@ from headrace.engine.scheduler.position_map import (
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.observe import LoaderMeters
 from headrace.readers.protocol import Flow
-from headrace.state.resume_point import ResumePoint, StagePoint
+from headrace.state.state import ResumePoint, StagePoint
 from headrace.torch_compat import serialize
-from headrace.workers.chains import KnownChain, SharedChain
+from headrace.workers.chains import KnownChains, SharedChains
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import Failure
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart, PackedPart, Part
 from headrace.workers.task_runner import TaskRunner, open_part
-from headrace.workers.tasks import DEATHS, Chain, Message, PlaceMessage, Reply, Step, TaskMessage
+from headrace.workers.tasks import DEATHS, Chain, Message, PlaceMessage, Reply, Step, StreamChains, TaskMessage
 
 
 def copies(n: int) -> list[int]:
@@ -117,8 +117,8 @@ class Worker:
         else:
             message.carry_out(self.runner)
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        self.runner.learn(number, chain.load)
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        self.runner.learn(stream, chains.load)
 
     @property
     def may_do(self) -> list[int]:
@@ -367,8 +367,8 @@ class ByHand:
         setup = self.setup
         self.source = HandFed(setup.samples, setup.sizes, setup.cuts, setup.breaks)
         self.queue = TaskQueue(setup.workers, self.workers, self.meters)
-        for number, chain in setup.chains.items():
-            self.queue.chains.learn(number, KnownChain(chain))
+        self.chains = StreamChains(setup.chains)  # threads have a weak reference only
+        self.queue.chains.learn(self.chains.stream, KnownChains(self.chains))
         self.boundaries: BatchBoundaries = EvenBoundaries(setup.batch_size, *(setup.last or ()))
         if setup.cuts is not None:
             self.boundaries = GivenBoundaries()

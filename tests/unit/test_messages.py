@@ -25,7 +25,7 @@ from headrace.formats.tar.scanner import TarScanner
 from headrace.ops.map import FieldMap
 from headrace.torch_compat.serialize import pack_worker_error, unpack_error
 from headrace.workers.chain_runner import note_origin
-from headrace.workers.chains import KnownChain, may_use_torch
+from headrace.workers.chains import KnownChains, may_use_torch
 from headrace.workers.failures import NOWHERE, Origin
 from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, RawPart
 from headrace.workers.tasks import (
@@ -34,6 +34,7 @@ from headrace.workers.tasks import (
     PlaceMessage,
     Reply,
     Step,
+    StreamChains,
     Task,
     TaskMessage,
     died,
@@ -130,13 +131,13 @@ def test_error_of_a_worker_is_raised_as_by_torchs_loader() -> None:
     assert error.__cause__.args == ("x",)
 
 
-def times(factor: list[int]) -> Chain:
-    return Chain((Step("map(times)", "map", lambda n: n * factor[0]),))
+def times(factor: list[int]) -> StreamChains:
+    return StreamChains({1: Chain((Step("map(times)", "map", lambda n: n * factor[0]),))})
 
 
 def test_chain_of_thread_workers_is_not_kept_alive() -> None:
     chain = times([2])
-    known = KnownChain(chain)
+    known = KnownChains(chain)
     assert known.load() is chain
     del chain
     with pytest.raises(LoaderClosedError):

@@ -18,11 +18,22 @@ from headrace._util.shared_memory import Lease, Segment
 from headrace.errors import WorkerDiedError
 from headrace.observe import LoaderMeters
 from headrace.torch_compat.serialize import unpack_error
-from headrace.workers.chains import SharedChain
+from headrace.workers.chains import SharedChains
 from headrace.workers.executor import Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart
-from headrace.workers.tasks import DEATHS, Chain, Finish, LetGo, Message, PlaceMessage, Reply, Task, TaskMessage
+from headrace.workers.tasks import (
+    DEATHS,
+    Chain,
+    Finish,
+    LetGo,
+    Message,
+    PlaceMessage,
+    Reply,
+    StreamChains,
+    Task,
+    TaskMessage,
+)
 
 Draw = Callable[[Any], Any]
 
@@ -82,8 +93,8 @@ class Link(Worker):
             assert not isinstance(message, PlaceMessage) or message.task in self.held, "nothing is held to be placed"
             self.to_do.append(message)
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        self.chains.append(number)
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        self.chains.append(stream)
 
     def positions(self) -> list[int]:
         return [
@@ -146,7 +157,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.callers: list[Caller] = []
         self.holding: list[Caller] = []
         self.batch = 0
-        self.chain = Chain()
+        self.chains = StreamChains({1: Chain()})
 
     @initialize(workers=st.integers(1, 3), are_threads=st.booleans(), is_known=st.booleans())
     def begin(self, workers: int, are_threads: bool, is_known: bool) -> None:
@@ -155,7 +166,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue = TaskQueue(workers, self.executor, self.meters)
         if is_known:
             know(self.queue, sample_s=1e-6, open_s=1e6)  # tasks wait for the worker that has their block
-        self.queue.chains.learn(1, self.queue.chains.pack(self.chain))
+        self.queue.chains.learn(0, self.queue.chains.pack(self.chains))
         self.loop.run_until_complete(self.queue.open())
         self.settle()
 

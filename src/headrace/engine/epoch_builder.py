@@ -26,7 +26,6 @@ from headrace.engine.scheduler.epoch_spec import (
     LoopStage,
     WorkStage,
 )
-from headrace.engine.scheduler.skip_rules import Quarantine, SkipMeters, Skips
 from headrace.fetch import Meter, Reader
 from headrace.options import Settings
 from headrace.pipeline.epoch_orders import Planning
@@ -35,9 +34,10 @@ from headrace.readers.by_key import AdaptiveConcurrency
 from headrace.torch_compat import serialize
 from headrace.torch_compat.collate_by_torch import collate_by_torch, for_workers
 from headrace.workers.sample_chunks import Part
-from headrace.workers.tasks import CHAINS, Chain, Step
+from headrace.workers.tasks import CHAINS, Chain, Step, StreamChains
 
 if TYPE_CHECKING:
+    from headrace.engine.scheduler.skip_rules import SkipMeters, Skips
     from headrace.session.runtime import Runtime
 
 Wrap = Callable[[list[Any]], Part]
@@ -82,7 +82,7 @@ class EpochBuilder:
             del chains[first_chain]
         self.adaptive = AdaptiveConcurrency(settings.first_reads, settings.fetch_concurrency)
         begin = partial(begin_part, part)
-        self.chains = {number: replace(chain, begin=begin) for number, chain in chains.items()}
+        self.chains = StreamChains((number, replace(chain, begin=begin)) for number, chain in chains.items())
         self.batches = BatchSpec(
             inner=tuple(inner),
             chain=first_chain,
@@ -154,6 +154,8 @@ class EpochBuilder:
         policy = self.settings.skips
         if policy is None:
             return None
+        from headrace.engine.scheduler.skip_rules import Quarantine, Skips
+
         if policy.log is not None:
             meters = Quarantine(os.fspath(policy.log), plan, meters)
         return Skips(
@@ -168,8 +170,7 @@ class EpochBuilder:
 
     async def prepare(self, runtime: Runtime) -> None:
         """Register the chains and open the data set. Called on the loop before the first epoch."""
-        for number, chain in self.chains.items():
-            runtime.learn(number, chain)
+        runtime.learn(self.chains)
         if self.opens is not None:
             await runtime.open(self.opens)
 

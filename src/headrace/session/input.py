@@ -162,8 +162,8 @@ class Input:
             first_chain=first_chain,
             is_input=True,
         )
-        for number, chain in builder.chains.items():
-            runtime.learn(number, chain)
+        if builder.chains:
+            runtime.learn(builder.chains)
         reader = runtime.new_reader(builder.storage_options, builder.data_set)
         self._ends.push_async_callback(reader.aclose)
         if builder.opens is not None:

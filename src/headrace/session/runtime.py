@@ -35,7 +35,7 @@ from headrace.workers.forkserver.client import ForkServer
 from headrace.workers.process_workers import ProcessExecutor
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import PartPacker
-from headrace.workers.tasks import CHAINS, Chain
+from headrace.workers.tasks import CHAINS, StreamChains
 
 if TYPE_CHECKING:
     from headrace.workers.executor import Executor
@@ -183,11 +183,11 @@ class Runtime:
         if self._is_closed:
             raise LoaderClosedError("the loader is closed; make a new one")
 
-    def learn(self, number: int, chain: Chain) -> None:
-        """Register a chain with the workers. To be called on the engine's loop."""
-        packed = self._chains.pack_changed(number, chain)  # workers may have it from an earlier epoch of an input
+    def learn(self, chains: StreamChains) -> None:
+        """Register the chains of a stream with the workers. To be called on the engine's loop."""
+        packed = self._chains.pack_changed(chains)  # workers may have them from an earlier epoch of an input
         if packed is not None:
-            self._chains.learn(number, packed)
+            self._chains.learn(chains.stream, packed)
 
     def lend_chains(self) -> int:
         """Reserve chain numbers for an input, until they are taken back. Returns the first of them."""
@@ -198,11 +198,11 @@ class Runtime:
     def take_back_chains(self, number: int) -> None:
         self._lent.discard(number)
 
-    def teach(self, number: int, chain: Chain) -> None:
-        """Register a chain from the trainer's thread, where it is pickled. Replaces an older chain."""
-        self.post(self._chains.learn, number, self._chains.pack(chain))
+    def teach(self, chains: StreamChains) -> None:
+        """Register chains from the trainer's thread, where they are pickled. They replace older ones."""
+        self.post(self._chains.learn, chains.stream, self._chains.pack(chains))
 
-    def renew(self, chains: Mapping[int, Chain], *, is_in_use: bool) -> bool:
+    def renew(self, chains: StreamChains, *, is_in_use: bool) -> bool:
         """Update the objects that functions of chains refer to. True if any has changed.
 
         Args:
@@ -210,11 +210,11 @@ class Runtime:
         """
         if not self._is_ready:
             return False  # chains are sent later
-        changed = {number: self._chains.pack_changed(number, chain) for number, chain in chains.items()}
-        changed = {number: packed for number, packed in changed.items() if packed is not None}
-        for number, packed in changed.items():
-            self.post(partial(self._chains.learn_changed, is_in_use=is_in_use), number, packed)
-        return bool(changed)
+        changed = self._chains.pack_changed(chains)
+        if changed is None:
+            return False
+        self.post(partial(self._chains.learn_changed, is_in_use=is_in_use), chains.stream, changed)
+        return True
 
     def forget_spec(self, number: int) -> None:
         """Discard the sample spec of a chain, so that workers determine it again."""

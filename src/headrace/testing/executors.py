@@ -20,12 +20,12 @@ from headrace.errors import WorkerDiedError
 from headrace.observe import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.torch_compat.spec import Spec
-from headrace.workers.chains import SharedChain
+from headrace.workers.chains import SharedChains
 from headrace.workers.executor import Executor, Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import PackedError
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart, PackedPart, Part, RawPart
-from headrace.workers.tasks import Chain, Finish, Message, Reply, Step, Task
+from headrace.workers.tasks import Chain, Finish, Message, Reply, Step, StreamChains, Task
 
 _DEADLINE_S = 60.0
 _CHAIN, _KEY = 1, 0x5EED
@@ -223,11 +223,12 @@ class _Run:
         self.meters = LoaderMeters()
         self.queue = TaskQueue(count, self.watched, self.meters)
         self.arena = Arena()
-        self._chain = Chain()
+        self._chains = StreamChains()
 
     async def teach(self, function: Callable[[Any], object]) -> None:
-        self._chain = Chain((Step("map(function)", "map", function),))  # held here, as threads do not hold it
-        self.queue.chains.learn(_CHAIN, self.queue.chains.pack(self._chain))
+        chain = Chain((Step("map(function)", "map", function),))
+        self._chains = StreamChains({_CHAIN: chain})  # held here, as threads do not hold them
+        self.queue.chains.learn(self._chains.stream, self.queue.chains.pack(self._chains))
 
     def part(self, samples: list[object]) -> Part:
         if self.watched.shares_objects:
@@ -402,5 +403,5 @@ class WatchedLink:
         if message.is_answered:
             self._given.append(message.number)
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        self._link.learn(number, chain)
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        self._link.learn(stream, chains)

@@ -33,7 +33,7 @@ from headrace.torch_compat.worker_info import with_sharding
 from headrace.torch_regime.resumable_iterator import ResumableIterator
 from headrace.torch_regime.state import RunProgress, SnapshotBook, is_among
 from headrace.workers.map_dataset_steps import Begin, get_many, getter, pack_in
-from headrace.workers.tasks import Chain, Step
+from headrace.workers.tasks import CHAINS, Chain, Step, StreamChains
 
 
 class Economy:
@@ -63,7 +63,7 @@ class Economy:
         self.runtime.meters.batches_at_once = self.prefetch_factor
         self.runtime.meters.collations_at_once = self.num_batch_workers
         self.free: list[int] = []  # numbers of chains that were used before: a new chain gets the lowest
-        self.fresh = itertools.count(1)
+        self.fresh = itertools.count(1, CHAINS)
         self._end = weakref.finalize(self, self.runtime.close_soon)
         self._end.atexit = False
 
@@ -89,8 +89,9 @@ class EconomicIterator(ResumableIterator):
             self._run_number = loaded["run"] + loaded["is_finished"]
         self._number = heapq.heappop(economy.free) if economy.free else next(economy.fresh)
         weakref.finalize(self, heapq.heappush, economy.free, self._number).atexit = False
-        self._chain = _chain(self, loader, economy)  # kept: threads have a weak reference only
-        economy.runtime.teach(self._number, self._chain)
+        # Kept: threads have a weak reference only.
+        self._chains = StreamChains({self._number: _chain(self, loader, economy)})
+        economy.runtime.teach(self._chains)
         self._in_order = loader.in_order
         self._open_run(self._before)
         self._begin()
@@ -112,7 +113,8 @@ class EconomicIterator(ResumableIterator):
             in_order=self._in_order,
             is_spread=self._auto_collation,
             collations=self._economy.num_batch_workers,
-            is_adaptive=self._chain.many is None,  # `many` draws random numbers by the first key of each task
+            is_adaptive=self._chains[self._number].many
+            is None,  # `many` draws random numbers by the first key of each task
             depth=self._economy.prefetch_factor,
         )
         use_slots = self._auto_collation and self._collate_fn is default_collate and not is_extended()

@@ -19,14 +19,14 @@ from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import OutwardPacker
 from headrace.torch_compat.serialize import packed_size
 from headrace.types import Buffer
-from headrace.workers.tasks import Chain, ChainMessage, SpecMessage, Step
+from headrace.workers.tasks import CHAINS, Chain, ChainsMessage, SpecMessage, Step, StreamChains
 
 if TYPE_CHECKING:
     from headrace.workers.executor import WorkerLink
 
 
-class PackedChain:
-    """A chain in shared memory, for all workers, with the descriptors that they need.
+class PackedChains:
+    """Chains of a stream in shared memory, for all workers, with the descriptors that they need.
 
     Workers without shared memory receive the bytes of `message`.
     """
@@ -35,15 +35,15 @@ class PackedChain:
         self.segment = Segment.create(serialize.packed_size(parts))
         self.lengths, self.descriptors = serialize.write(parts, self.segment.view), descriptors
 
-    def load(self) -> Chain:
-        chain: Chain = serialize.unpack_in_worker(self.segment.view, self.lengths, list(self.descriptors))
-        return chain
+    def load(self) -> StreamChains:
+        chains: StreamChains = serialize.unpack_in_worker(self.segment.view, self.lengths, list(self.descriptors))
+        return chains
 
-    def message(self, number: int) -> ChainMessage:
-        return ChainMessage(number, bytes(self.segment.view), self.lengths)
+    def message(self, stream: int) -> ChainsMessage:
+        return ChainsMessage(stream, bytes(self.segment.view), self.lengths)
 
     def is_of(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> bool:
-        """True if a chain that was pickled again is equal to this one."""
+        """True if chains that were pickled again are equal to these."""
         return are_same(descriptors, self.descriptors) and is_written(parts, self.lengths, self.segment.view)
 
     def close(self) -> None:
@@ -53,33 +53,33 @@ class PackedChain:
     __del__ = close
 
 
-class KnownChain:
-    """A weak reference to a chain, for threads of this process. Its functions may refer to the loader."""
+class KnownChains:
+    """A weak reference to chains, for threads of this process. Their functions may refer to the loader."""
 
-    def __init__(self, chain: Chain) -> None:
-        self._chain = weakref.ref(chain)
+    def __init__(self, chains: StreamChains) -> None:
+        self._chains = weakref.ref(chains)
 
-    def load(self) -> Chain:
-        found = self._chain()
+    def load(self) -> StreamChains:
+        found = self._chains()
         if found is None:
             raise LoaderClosedError("the loader is gone")
         return found
 
-    def message(self, number: int) -> ChainMessage:
+    def message(self, stream: int) -> ChainsMessage:
         raise TypeError("threads receive chains as they are")
 
-    def is_of(self, chain: Chain) -> bool:
-        return self._chain() is chain
+    def is_of(self, chains: StreamChains) -> bool:
+        return self._chains() is chains
 
     def close(self) -> None: ...
 
 
-SharedChain = PackedChain | KnownChain
-"""A chain in the form that an executor's workers can receive."""
+SharedChains = PackedChains | KnownChains
+"""Chains of a stream in the form that an executor's workers can receive."""
 
 
 class Chains:
-    """The chains that workers receive when they start, and when a chain changes.
+    """The chains that workers receive when they start, and when chains of a stream change.
 
     `pack` and `pack_changed` may be called in any thread, all other methods on the engine's loop. `modules` is filled
     with the module files that chains need, and their modification times.
@@ -95,34 +95,34 @@ class Chains:
     ) -> None:
         self._links, self._modules = links, modules
         self._shares_memory, self._shares_objects = shares_memory, shares_objects
-        self._chains: dict[int, SharedChain] = {}
+        self._streams: dict[int, SharedChains] = {}
         self._specs: dict[int, bytes] = {}
 
-    def pack(self, chain: Chain) -> SharedChain:
-        """Convert a chain for `learn`, or raise CannotCarryError."""
-        return KnownChain(chain) if self._shares_objects else PackedChain(*self._parts(chain))
+    def pack(self, chains: StreamChains) -> SharedChains:
+        """Convert chains for `learn`, or raise CannotCarryError."""
+        return KnownChains(chains) if self._shares_objects else PackedChains(*self._parts(chains))
 
-    def pack_changed(self, number: int, chain: Chain) -> SharedChain | None:
-        """Pickle a chain again, as its functions may refer to changed objects. None: no change.
+    def pack_changed(self, chains: StreamChains) -> SharedChains | None:
+        """Pickle chains again, as their functions may refer to changed objects. None: no change.
 
         Large arrays are not copied for this, only compared.
         """
-        match self._chains.get(number):
-            case KnownChain() as known:  # the functions are shared with the trainer
-                return None if known.is_of(chain) else KnownChain(chain)
-            case PackedChain() as known:
-                parts, descriptors = self._parts(chain)
+        match self._streams.get(chains.stream):
+            case KnownChains() as known:  # the functions are shared with the trainer
+                return None if known.is_of(chains) else KnownChains(chains)
+            case PackedChains() as known:
+                parts, descriptors = self._parts(chains)
                 if known.is_of(parts, descriptors):
                     close_all(descriptors)
                     return None
-                return PackedChain(parts, descriptors)
-        return self.pack(chain)
+                return PackedChains(parts, descriptors)
+        return self.pack(chains)
 
-    def _parts(self, chain: Chain) -> tuple[list[Buffer], list[int]]:
+    def _parts(self, chains: StreamChains) -> tuple[list[Buffer], list[int]]:
         descriptors: list[int] = []
         try:
             modules: set[str] = set()
-            parts = serialize.pack_for_workers(chain, descriptors, modules)
+            parts = serialize.pack_for_workers(chains, descriptors, modules)
             if descriptors and not self._shares_memory:
                 close_all(descriptors)
                 raise CannotCarryError(
@@ -132,27 +132,27 @@ class Chains:
         except Exception as error:
             from headrace.torch_compat.serialize import cannot_carry
 
-            refusal = cannot_carry(error, _named(chain), 'or give workers="thread"')
+            refusal = cannot_carry(error, _named(chains.values()), 'or give workers="thread"')
             refusal.add_note("stage: work")
             raise refusal from error
         self._modules |= serialize.files_of(modules)
         return parts, descriptors
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        """Register a chain with current and future workers. Replaces an older one."""
-        if number in self._chains:
-            self._chains[number].close()
-        self._chains[number] = chain
-        self._specs.pop(number, None)
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        """Register chains of a stream with current and future workers. They replace older ones."""
+        if stream in self._streams:
+            self._streams[stream].close()
+        self._streams[stream] = chains
+        self._specs = {number: spec for number, spec in self._specs.items() if number // CHAINS != stream}
         for link in self._links():
-            link.learn(number, chain)
+            link.learn(stream, chains)
 
-    def learn_changed(self, number: int, chain: SharedChain, *, is_in_use: bool) -> None:
-        """Register a changed chain, which a running epoch will use too."""
-        spec = self._specs.get(number)
-        self.learn(number, chain)
-        if is_in_use and spec:
-            self.learn_spec(number, spec)  # the running epoch needs it, and collates other samples
+    def learn_changed(self, stream: int, chains: SharedChains, *, is_in_use: bool) -> None:
+        """Register changed chains, which a running epoch will use too."""
+        specs = self._specs
+        self.learn(stream, chains)
+        for number in specs.keys() - self._specs.keys() if is_in_use else ():
+            self.learn_spec(number, specs[number])  # the running epoch needs it, and collates other samples
 
     def learn_spec(self, number: int, spec: bytes) -> None:
         """Register the spec of a chain's samples with all workers. Empty: discard it."""
@@ -162,26 +162,28 @@ class Chains:
 
     def tell(self, link: WorkerLink) -> None:
         """Send all chains and specs to a new worker."""
-        for number, chain in self._chains.items():
-            link.learn(number, chain)
+        for stream, chains in self._streams.items():
+            link.learn(stream, chains)
         for number, spec in self._specs.items():
             link.send(SpecMessage(number, spec))
 
     def close(self) -> None:
-        for chain in self._chains.values():
-            chain.close()
+        for chains in self._streams.values():
+            chains.close()
 
 
-def _named(chain: Chain) -> dict[str, object]:
-    """Return the objects of a chain by names that the user knows."""
+def _named(chains: Iterable[Chain]) -> dict[str, object]:
+    """Return the objects of chains by names that the user knows."""
     from headrace.workers.map_dataset_steps import Begin
 
-    if isinstance(chain.begin, Begin):
-        return {**chain.begin.named, "collate_fn": chain.collate}
-    steps: dict[str, object] = {}
-    for step in (*chain.steps, *chain.after):
-        steps |= getattr(step.fn, "named", {step.name: step.fn})
-    return {**steps, "collate_fn": chain.collate, "worker_init_fn": chain.init}
+    steps, others = dict[str, object](), dict[str, object]()
+    for chain in chains:
+        if isinstance(chain.begin, Begin):
+            return {**chain.begin.named, "collate_fn": chain.collate}
+        for step in (*chain.steps, *chain.after):
+            steps |= getattr(step.fn, "named", {step.name: step.fn})
+        others |= {"collate_fn": chain.collate, "worker_init_fn": chain.init}
+    return steps | others
 
 
 _STEP_BYTES = 2**20  # fits into the processor's cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headrace._util.shared_memory import Segment
-from headrace.workers.chains import SharedChain
+from headrace.workers.chains import SharedChains
 from headrace.workers.task_runner import TaskRunner
 from headrace.workers.tasks import Message, Reply
 
@@ -56,8 +56,8 @@ class WorkerLink(Protocol):
         """
         ...
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        """Register a chain with the worker, before the next message."""
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        """Register the chains of a stream with the worker, before the next message."""
         ...
 
 

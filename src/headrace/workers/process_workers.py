@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace._util.shared_memory import ADVICE, SHORT, Segment
 from headrace.errors import WorkerDiedError
-from headrace.workers.chains import PackedChain, SharedChain
+from headrace.workers.chains import PackedChains, SharedChains
 from headrace.workers.forkserver.client import ForkServer, WorkerSpawner
 from headrace.workers.forkserver.fd_socket import PATIENCE, LoopWire, Watch, in_groups
 from headrace.workers.tasks import Message, Reply, exit_text
@@ -55,11 +55,11 @@ class _Process:
             self.owes += 1
             self._executor.look_later()
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        assert isinstance(chain, PackedChain)
-        for message, descriptors in in_groups(chain.descriptors):
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        assert isinstance(chains, PackedChains)
+        for message, descriptors in in_groups(chains.descriptors):
             self._wire.send(message, descriptors)
-        self._wire.send(("chain", number, chain.segment.size, chain.lengths), [chain.segment.fd])
+        self._wire.send(("chains", stream, chains.segment.size, chains.lengths), [chains.segment.fd])
 
     def suspect(self) -> None:
         """Handle the end of the socket or process. The fork server normally reports the status."""

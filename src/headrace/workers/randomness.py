@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace._util.context import running_sample
-from headrace._util.torch_lazy import when_torch_is_loaded
+from headrace._util.lazy import when_torch_is_loaded
 
 _MASK = 2**64 - 1
 _MASK_32 = 2**32 - 1

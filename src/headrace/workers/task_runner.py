@@ -17,7 +17,7 @@ from headrace.workers.chain_runner import Maker, ProgressPlace, listed
 from headrace.workers.failures import Failure, PackedError, failures_among, without_failures
 from headrace.workers.sample_chunks import MemberBytes, Part, Place, size_of
 from headrace.workers.task_inputs import Inputs
-from headrace.workers.tasks import Chain, Finish, Reply, TaskMessage
+from headrace.workers.tasks import CHAINS, Chain, Finish, Reply, StreamChains, TaskMessage
 
 _EACH_BYTES, _EACH_S = 2**18, 0.02  # limits of tasks of several batches: the batch that exceeds one is the last
 _ANY_NUMBER = 2**31  # no limit: all samples are held until the last is made
@@ -53,10 +53,10 @@ class TaskRunner:
         self._everywhere, self._progress, self.number = everywhere, progress, number
         self._inputs = Inputs()
         self._maker = Maker(self._inputs, everywhere=everywhere, progress=progress, number=number)
-        self._chains: dict[int, Callable[[], Chain]] = {}
+        self._streams: dict[int, Callable[[], StreamChains]] = {}
         self._specs: dict[int, tuple[Spec, bytes]] = {}
         self._held: dict[int, _Result] = {}
-        self._has_loaded = False
+        self._init: object = None  # the initialization function that has run
         self._had_large = False  # large samples, whose freed memory the process has kept
 
     def attach(self, number: int, view: memoryview) -> None:
@@ -68,22 +68,23 @@ class TaskRunner:
     def detach_all(self) -> None:
         self._inputs.detach_all()
 
-    def learn(self, number: int, load: Callable[[], Chain]) -> None:
-        """Register a chain, replacing an older one. `load` returns it when needed."""
-        self._chains[number] = load
-        self._specs.pop(number, None)
+    def learn(self, stream: int, load: Callable[[], StreamChains]) -> None:
+        """Register the chains of a stream, replacing older ones. `load` returns them when needed."""
+        self._streams[stream] = load
+        self._specs = {number: spec for number, spec in self._specs.items() if number // CHAINS != stream}
 
-    def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None:
-        """Register a pickled chain. Its descriptors are closed once it is loaded or forgotten."""
-        self.learn(number, cache(partial(self._load, view, lengths, _Descriptors(descriptors))))
+    def learn_packed(self, stream: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None:
+        """Register pickled chains. Their descriptors are closed once they are loaded or forgotten."""
+        self.learn(stream, cache(partial(self._load, view, lengths, _Descriptors(descriptors))))
 
-    def _load(self, view: memoryview, lengths: Sequence[int], descriptors: _Descriptors) -> Chain:
-        chain: Chain = serialize.unpack_in_worker(view, lengths, descriptors.numbers)
+    def _load(self, view: memoryview, lengths: Sequence[int], descriptors: _Descriptors) -> StreamChains:
+        chains: StreamChains = serialize.unpack_in_worker(view, lengths, descriptors.numbers)
         descriptors.close()
-        if chain.init is not None and not self._has_loaded:
-            chain.init(self.number)
-        self._has_loaded = True
-        return chain
+        init = next(iter(chains.values())).init
+        if init is not None and init is not self._init:  # a function sent by value has its globals with these chains
+            init(self.number)
+            self._init = init
+        return chains
 
     def learn_spec(self, number: int, spec: bytes) -> None:
         """Register the spec of a chain's samples. Empty: the next task determines it."""
@@ -100,7 +101,7 @@ class TaskRunner:
             if order.finish is Finish.SCAN:
                 return self._scan(order)
             began = time.perf_counter()
-            chain = self._chains[order.chain]()
+            chain = self._streams[order.chain // CHAINS]()[order.chain]
             result.skips = chain.skips
             self._maker.begin(order.chain, chain)
             self._had_large = self._had_large or (self._everywhere and any(part.has_large for part in order.parts))

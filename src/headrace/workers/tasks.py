@@ -222,6 +222,16 @@ class Chain:
 
 
 CHAINS = 1000  # chain numbers reserved for each stream: several streams may share workers
+
+
+class StreamChains(dict[int, Chain]):
+    """The chains of one stream, by number. They travel together, so that their functions share their globals."""
+
+    @property
+    def stream(self) -> int:
+        return next(iter(self)) // CHAINS
+
+
 DEATHS = 3  # worker deaths before a sample fails
 
 
@@ -238,7 +248,7 @@ class Runner(Protocol):
 
     def learn_spec(self, number: int, spec: bytes) -> None: ...
 
-    def learn_packed(self, number: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None: ...
+    def learn_packed(self, stream: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None: ...
 
 
 @as_call
@@ -367,23 +377,23 @@ class SpecMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainMessage:
-    """A pickled chain for workers without shared memory. Replaces an older one."""
+class ChainsMessage:
+    """Pickled chains of a stream, for workers without shared memory. They replace older ones."""
 
-    number: int
+    stream: int
     data: bytes
     lengths: tuple[int, ...]
 
     is_answered: ClassVar[Literal[False]] = False
 
     def carry_out(self, runner: Runner) -> None:
-        runner.learn_packed(self.number, memoryview(bytearray(self.data)), self.lengths, [])
+        runner.learn_packed(self.stream, memoryview(bytearray(self.data)), self.lengths, [])
 
 
 Asked = TaskMessage | PlaceMessage
 """Messages with a reply."""
 
-Message = Asked | LetGo | ForgetSegment | SpecMessage | ChainMessage
+Message = Asked | LetGo | ForgetSegment | SpecMessage | ChainsMessage
 """Messages to a worker."""
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from headrace._util.shared_memory import Segment
 from headrace.torch_compat.serialize import pack_error
-from headrace.workers.chains import SharedChain
+from headrace.workers.chains import SharedChains
 from headrace.workers.executor import OnLost, OnReply
 from headrace.workers.task_runner import TaskRunner
 from headrace.workers.tasks import Message, PlaceMessage, Reply
@@ -22,15 +22,15 @@ _END_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Learn:
-    """Register a chain object. Replaces an older one."""
+    """Register chains of a stream. They replace older ones."""
 
-    number: int
-    chain: SharedChain
+    stream: int
+    chains: SharedChains
 
     is_answered: ClassVar[Literal[False]] = False
 
     def carry_out(self, runner: TaskRunner) -> None:
-        runner.learn(self.number, self.chain.load)
+        runner.learn(self.stream, self.chains.load)
 
 
 _Job = Message | _Learn
@@ -87,8 +87,8 @@ class _Thread:
             self.runner.attach(segment.number, segment.view)
         self._jobs.put(self, message)
 
-    def learn(self, number: int, chain: SharedChain) -> None:
-        self._jobs.put(self, _Learn(number, chain))
+    def learn(self, stream: int, chains: SharedChains) -> None:
+        self._jobs.put(self, _Learn(stream, chains))
 
     def close(self) -> None:
         """End the thread once its current function returns."""

@@ -54,9 +54,9 @@ class _Worker(WorkerEnd):
     def on_segment(self, number: int, size: int) -> None:
         self._runner.attach(number, self.map(size))
 
-    def on_chain(self, number: int, size: int, lengths: Sequence[int]) -> None:
+    def on_chains(self, stream: int, size: int, lengths: Sequence[int]) -> None:
         descriptors, self.descriptors = self.descriptors, []
-        self._runner.learn_packed(number, self.map(size, privately=True), lengths, descriptors)
+        self._runner.learn_packed(stream, self.map(size, privately=True), lengths, descriptors)
 
     def on_message(self, message: Message) -> None:
         if message.is_answered:

@@ -28,7 +28,7 @@ from headrace.torch_compat.picklers import begin_forked_worker, share_classes
 from headrace.torch_compat.serialize import cannot_carry
 from headrace.torch_compat.torch_loader import TorchLoader
 from headrace.torch_regime.workers.worker_main import WorkerConfig, main_of_context, main_of_thread
-from headrace.workers.chains import PackedChain
+from headrace.workers.chains import PackedChains
 from headrace.workers.forkserver.client import GRACE_S, ForkServer, Spawner
 from headrace.workers.forkserver.fd_socket import JSON, PATIENCE, ObjectCodec, PolledWire, in_groups
 from headrace.workers.forkserver.inheritance import capture
@@ -230,7 +230,7 @@ class _ForkServerStarter(Spawner[PolledWire]):
                 "worker_init_fn": config.init_fn,
             }
             raise cannot_carry(error, parts_of_job) from error
-        self._job = job = PackedChain(parts, descriptors)
+        self._job = job = PackedChains(parts, descriptors)
         self.greeting: list[tuple[object, Sequence[int]]] = [*in_groups(descriptors)]
         self.greeting.append((("job", job.segment.size, job.lengths), [job.segment.fd]))
         self._lock = threading.RLock()

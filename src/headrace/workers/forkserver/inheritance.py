@@ -26,8 +26,8 @@ from multiprocessing import process as processes
 from multiprocessing import resource_tracker
 from typing import Any
 
+from headrace._util.lazy import when_torch_is_loaded
 from headrace._util.shared_memory import close_all
-from headrace._util.torch_lazy import when_torch_is_loaded
 from headrace.torch_compat import serialize
 
 _STREAMS = ("stderr", "stdout")
