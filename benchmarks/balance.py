@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.order.balance import dealt
 from headrace.order.packing import ConcatPlan
+from headrace.order.steps import dealt
 
 SIZE, STEPS = 4096, 20
 

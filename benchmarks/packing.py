@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import tables
 
-from headrace.order.mixture import ConstantShares, TokenMixing, TokenOrder
+from headrace.order.combined import ConstantShares, TokenMixing, TokenOrder
 from headrace.order.orders import ENDLESS, Passes, ShardOrder
 from headrace.order.packed_rows import PackedRows
 from headrace.order.packing import BestFitPlan, Bins, ConcatPlan, Packing

@@ -31,7 +31,7 @@ from headrace.formats.index.file import HEAD, MAGIC, Entry, check_block, pack_di
 from headrace.formats.index.shard import ShardIndex, pack_arrays, smallest, unpack_arrays
 from headrace.formats.limits import DEFAULTS
 from headrace.indexes.building import index_of_one, read_journal, write_index
-from headrace.indexes.index import OwnTables
+from headrace.indexes.index import HeldReads, OwnTables
 
 GOLDEN = Path(__file__).parent / "golden" / "index_v1.txt"
 WHAT = "s3://bucket/train.idx?X-Amz-Signature=abc"
@@ -439,3 +439,22 @@ def test_valid_table_is_accepted(rows: Rows) -> None:
 def test_impossible_table_is_refused_by_name(rows: Rows) -> None:
     with pytest.raises(hr.errors.FormatError, match=r"'own' .* memory://own/0.own as no shard can be"):
         opened(rows)
+
+
+@pytest.mark.asyncio
+async def test_read_shared_with_a_user_that_closes_is_repeated() -> None:
+    held, calls, has_begun = HeldReads[bytes](len), list[int](), asyncio.Event()
+
+    async def load(number: int) -> bytes:
+        calls.append(number)
+        has_begun.set()
+        await asyncio.sleep(0 if number else 3600)
+        return b"read"
+
+    waiting = [asyncio.create_task(held.get("key", partial(load, number))) for number in range(2)]
+    await has_begun.wait()
+    waiting[0].cancel()
+    await held.aclose()
+    assert await waiting[1] == b"read"
+    assert calls == [0, 1]
+    assert waiting[0].cancelled()

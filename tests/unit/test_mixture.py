@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.errors import OptionError
-from headrace.order.mixture import ChangingShares, ConstantShares, MixLayout, MixOrder, Shares, TokenOrder, Until
+from headrace.order.combined import ChangingShares, ConstantShares, MixLayout, MixOrder, Shares, TokenOrder, Until
 from headrace.order.orders import Order, Passes, ShardOrder, ShuffledOrder
 from headrace.pipeline.epoch_orders import Planning
 from headrace.types import Ints

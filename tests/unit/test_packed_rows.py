@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import StateMismatchError
-from headrace.order.mixture import ChangingShares, ConstantShares, TokenMixing
+from headrace.order.combined import ChangingShares, ConstantShares, TokenMixing
 from headrace.order.orders import ENDLESS
 from headrace.order.packed_rows import CHOICE, BestFitRow, ConcatRow, Document, PackedRows, fullest
 from headrace.order.packing import BestFitPlan, Bins, ConcatPlan, Packing, PackPlan

@@ -223,6 +223,19 @@ def test_long_file_that_does_not_begin_as_one_is_an_error_of_its_first_rows_with
         assert hr.stream(other)[1999]["n"] == 1999
 
 
+def test_rows_at_any_place_share_the_reading_and_decoding_of_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, open_block = list[str](), Parquet.open_block
+    monkeypatch.setattr(Parquet, "open_block", lambda *given: decoded.append(given[1].url) or open_block(*given))
+    data = hr.stream(put(pages_table(400), row_group_size=100))
+    pairs = data.zip(hr.from_map(range(400))).map(lambda pair: {"n": pair[1]} if pair[0]["n"] == pair[1] else pair)
+    for stream in (data.shuffle("global"), data.sample(list(range(399, -1, -1))), pairs):
+        with hr.DataLoader(stream, batch_size=None) as loader:
+            assert sorted(one["n"] for one in loader) == list(range(400))
+            assert loader.stats().fetch.requests <= 12
+        assert len(decoded) == 4
+        decoded.clear()
+
+
 @pytest.mark.parametrize(("limits", "why"), [
     (Limits(fields=2), "columns would be read, over the limit of 2"),
     (Limits(member_bytes=100), "over the limit of 100"),

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from unit import order_reference as reference
 
 from headrace.errors import OptionError
-from headrace.order.balance import dealt
 from headrace.order.cursor import Cursor, among_left, compressed, expanded, pack_ranges, united, unpack_ranges
 from headrace.order.orders import Order, ShardOrder, Windows
-from headrace.order.steps import Steps
+from headrace.order.steps import Steps, dealt
 from headrace.state.state import Fingerprint, State, merged
 from headrace.types import Tail
 

@@ -19,8 +19,8 @@ import headrace as hr
 from headrace.delivery.progress import Progress
 from headrace.delivery.slabs import Arrived
 from headrace.engine.open_readers import TrainerCalls
+from headrace.engine.scheduler.group_level import RowMap
 from headrace.engine.scheduler.position_map import EvenBoundaries, Origins, PositionMap
-from headrace.engine.scheduler.row_level import RowMap
 from headrace.engine.scheduler.skip_rules import Skips
 from headrace.errors import FormatError, OptionError
 from headrace.observe import LoaderMeters

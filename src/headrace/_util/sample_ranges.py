@@ -116,7 +116,7 @@ class Rows:
         count = len(self.starts) - 1
         if numbers is not None:
             return replace(self, reads=numbers.of(self, shard), wanted=np.zeros(count, np.int64))
-        reads = np.array([next(_READS) for _ in range(count)], np.int64)
+        reads = np.array([next(BLOCK_READS) for _ in range(count)], np.int64)
         return replace(self, reads=reads, wanted=np.bincount(self.block, minlength=count))
 
     def sizes(self) -> Ints:
@@ -170,7 +170,7 @@ def _rows_of(
     return Rows(names, starts, field.astype(np.int32), offset, size, fields, block, row, reads, about, wanted)
 
 
-_READS = itertools.count(1)
+BLOCK_READS = itertools.count(1)  # numbers of blocks, each read once
 _NUMBERED_MOST = 1024  # blocks: a shuffle window has some of a few hundred stretches, and all stay in memory
 
 
@@ -191,7 +191,7 @@ class BlockNumbers:
         about = None if rows.about is None else rows.about[block]
         known = self._known.pop(read, None)
         if known is None or known[0] is not about:  # cached rows may belong to other metadata
-            known = about, next(_READS)
+            known = about, next(BLOCK_READS)
         self._known[read] = known
         if len(self._known) > _NUMBERED_MOST:
             self._known.popitem(last=False)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headrace.dataset.asynchronous import RanksBy
     from headrace.dataset.stream import Stream
     from headrace.engine.open_readers import EpochIO
-    from headrace.order.mixture import TokenMixing
+    from headrace.order.combined import TokenMixing
     from headrace.pipeline.pipeline import Ordering
     from headrace.readers.protocol import Producer
 

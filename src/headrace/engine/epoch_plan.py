@@ -180,7 +180,7 @@ class EpochPlan:
         positions = None if self._is_plain else lambda start, stop: as_numbers(self.steps.positions(start, stop))
         kept_from = None if self.keeps_count else self.begin.samples + (self.rank << 44)
         if rows is not None and kept_from is not None:
-            from headrace.engine.scheduler.row_level import RowMap
+            from headrace.engine.scheduler.group_level import RowMap
 
             return RowMap(kept_from, rows)
         if mark is not None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.readers.sequential import Expected, ShardProducer, ShuffleBuffer
 
 WINDOW_SAMPLES = 2048  # for shards without an index
+_PLANNED_MOST = 20_000  # documents of packed rows: more than a window, so that two are read at once
 WINDOW_BYTES = 64 * 2**20
 _BUFFER_SAMPLES = 4096
 _PLANNED_AT_ONCE = 4096
@@ -187,6 +188,7 @@ class EpochIO:
             bounds=Bounds(fetch.gap_bytes, fetch.range_bytes),
             chosen=self._reader.meter.count_shard,
             pack_error=serialize.pack_error,
+            planned_most=None if self._steps.first_window is None else _PLANNED_MOST,
         )
 
     def shards(

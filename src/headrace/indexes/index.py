@@ -372,8 +372,13 @@ class HeldReads(Generic[T]):
         if asked not in self._loading:
             task = self._loading[asked] = asyncio.create_task(self._load(key, load))
             task.add_done_callback(partial(self._loaded, asked))
+        loading, waiting = self._loading[asked], asyncio.current_task()
         try:
-            return await asyncio.shield(self._loading[asked])
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            if not loading.cancelled() or waiting is None or waiting.cancelling():
+                raise
+            return await self.get(key, load)  # another user on this loop was closed
         except StageError as error:
             raise deepcopy(error) from error.__cause__  # each waiter adds its own notes
 

@@ -25,7 +25,7 @@ from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
 from headrace.ops.operator import EachSample, with_source
 from headrace.ops.run_inline import NamedSteps, split_steps, through, through_first
-from headrace.order.mixture import TokenMixing
+from headrace.order.combined import TokenMixing
 from headrace.order.orders import ENDLESS, Order, Passes, Places
 from headrace.order.permutation import draw
 from headrace.pipeline.epoch_orders import Planning

@@ -18,10 +18,11 @@ from headrace.errors import OptionError
 from headrace.ops.combined import CombinedSpec, check_apart, check_input, combined, input_stream
 from headrace.ops.inputs import TurnsDataset, check_within, has_no_numbers
 from headrace.ops.pack import checked_lengths
-from headrace.order.combined import InterleaveLayout, InterleaveOrder
-from headrace.order.mixture import (
+from headrace.order.combined import (
     ChangingShares,
     ConstantShares,
+    InterleaveLayout,
+    InterleaveOrder,
     MixLayout,
     MixOrder,
     Shares,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from headrace.order.row_states import InputCursor, RowCursor, RowProgress
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import TokenMixing
+    from headrace.order.combined import TokenMixing
     from headrace.order.packing import Packing
 
 CHOICE = 12
@@ -316,7 +316,11 @@ class PackedRows:
     Attributes:
         count: Number of documents to read.
         size: Number of rows on all ranks.
+        first_window: Number of documents that are read together at first. Later at most as many as so far, because
+            positions take long to choose.
     """
+
+    first_window: ClassVar[int | None] = 1024
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from headrace.order.permutation import draw, permutation
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import TokenMixing
+    from headrace.order.combined import TokenMixing
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     """Positions to read, in order."""
 
 WINDOW_SAMPLES = 16384
+_LOOK_AHEAD = 256  # samples that are located at first to find the end of a block
 WINDOW_BYTES = 128 * 2**20
 _STRETCH_SAMPLES = 512  # contiguous samples of a shard that justify a separate read; or bytes, below
 _STRETCH_BYTES = 4 * 2**20
@@ -154,6 +155,8 @@ class Planning:
         while start < steps.count:
             first = int(steps.positions(start, start + 1)[0])
             ahead = max(1, math.ceil((order.window_end(max(0, first)) - first) / steps.size))
+            if steps.first_window is not None:
+                ahead = min(ahead, max(steps.first_window, start) // steps.batch or 1)
             stop = min(steps.count, start + ahead * steps.batch)
             places = [self.locate(order, steps.positions(start, stop))]
             if self._completes_blocks:
@@ -182,7 +185,7 @@ class Planning:
         if not len(last.rows):
             return
         block = numbers(Places(last.shards[-1:], last.rows[-1:]))[0]
-        ahead = max(1, WINDOW_SAMPLES // steps.batch) * steps.batch
+        ahead, most = (max(1, count // steps.batch) * steps.batch for count in (_LOOK_AHEAD, WINDOW_SAMPLES))
         while stop < steps.count:
             more = self.locate(order, steps.positions(stop, min(steps.count, stop + ahead)))
             others = np.flatnonzero(numbers(more) != block)
@@ -190,7 +193,7 @@ class Planning:
             yield Places(more.shards[:count], more.rows[:count])
             if count < ahead:
                 return
-            stop += count
+            stop, ahead = stop + count, min(2 * ahead, most)
 
     @cached_property
     def _starts(self) -> Ints:

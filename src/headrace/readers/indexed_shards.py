@@ -308,6 +308,8 @@ class IndexedShardProducer:
     Args:
         members: Returns the byte ranges of a shard's samples.
         chosen: Called for each visit with the bytes to read and the shard's size.
+        planned_most: Maximum number of samples that are planned ahead, if that takes long: first windows are then
+            planned as their predecessors are delivered. None: no limit.
     """
 
     def __init__(
@@ -319,7 +321,9 @@ class IndexedShardProducer:
         bounds: Bounds,
         chosen: Callable[[int, int], None],
         pack_error: ErrorPacker,
+        planned_most: int | None = None,
     ) -> None:
+        self._planned_most = planned_most
         self._windows, self._reader, self._members = windows, reader, members
         self._bounds, self._chosen, self._pack_error = bounds, chosen, pack_error
         self._next_address = 0
@@ -331,19 +335,29 @@ class IndexedShardProducer:
     async def run(self, flow: Flow) -> None:
         begun: deque[ReadWindow] = deque()
         held: list[Part] = []
+        position = planned = 0
+        is_within = False  # True if a visit of the last planned window comes next
 
         def readers() -> Iterator[ReadsInto[Part]]:
+            nonlocal planned, is_within
             ordinal = 0
             for window in self._windows:
                 begun.append(window)
-                for visit in window.visits:
+                planned += sum(len(visit.rows) for visit in window.visits)
+                for left, visit in zip(range(len(window.visits) - 1, -1, -1), window.visits, strict=True):
+                    is_within = left > 0
                     yield partial(self._read, flow, ordinal, visit, is_again=window.order is not None)
                     ordinal += 1
 
-        ahead = ReadingAhead(readers(), lambda: _VISITS_AT_ONCE)
+        def at_once() -> int:
+            most = self._planned_most
+            may_plan = most is None or planned - position < min(most, position + 1)
+            return _VISITS_AT_ONCE if is_within or may_plan else 1
+
+        ahead = ReadingAhead(readers(), at_once)
         try:
             async with anyio.create_task_group() as group, aclosing(ahead.readings(group)) as readings:
-                position, left = 0, 0
+                left = 0
                 async for reading in readings:
                     left = (left or len(begun[0].visits)) - 1
                     window = begun[0]
@@ -360,6 +374,8 @@ class IndexedShardProducer:
                             _put_in_order(flow, position, held, window.order)
                             position += len(window.order)
                             held.clear()
+                        if self._planned_most is not None:  # wait until the next window is needed
+                            flow.part_of([], await flow.turn(0, position)).release()
         finally:
             for part in held:
                 part.release()

@@ -41,7 +41,7 @@ from headrace.torch_compat.ranks import RankShare
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.order.balance import Work
+    from headrace.order.steps import Work
     from headrace.session.exclusion import ExclusionFilter
 
 log = logging.getLogger("headrace")
@@ -469,7 +469,7 @@ class RankBalancer:
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
         """Return the rank of each position of a step. `sizes` are the numbers per rank."""
-        from headrace.order.balance import dealt
+        from headrace.order.steps import dealt
 
         return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
 

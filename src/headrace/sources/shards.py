@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -14,14 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
-from headrace._util.context import running_reader
+from headrace._util.context import running_charge, running_reader
 from headrace._util.reads import Version
-from headrace._util.sample_ranges import Rows, Scanner
+from headrace._util.sample_ranges import BLOCK_READS, Rows, Scanner
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.compact import packed
 from headrace.dataset.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted, blocking, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, masked
+from headrace.fetch.coalescer import paid
 from headrace.formats.compression import Decompressor
 from headrace.formats.format import Format, ShardEntry, packing_of
 from headrace.formats.index.shard import ShardIndex
@@ -31,7 +33,7 @@ from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.cache_path import beside, cache_path, cached
-from headrace.indexes.index import BuiltFile, FileForEach, Index, IndexFiles, OneFile, OwnTables
+from headrace.indexes.index import BuiltFile, FileForEach, HeldReads, Index, IndexFiles, OneFile, OwnTables
 from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
@@ -89,7 +91,8 @@ class IndexedShards(AsyncDataset):
     facts: Facts = ()
 
     def __post_init__(self) -> None:
-        self._readers = OwnReaders(self.storage_options, self.index.aclose)
+        self._readers = OwnReaders(self.storage_options, self.aclose)
+        self._blocks = HeldReads[tuple[SharedBlock, int]](itemgetter(1))  # with their sizes
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
         self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()
@@ -141,6 +144,7 @@ class IndexedShards(AsyncDataset):
                 await self.index.open(reader)
 
     async def aclose(self) -> None:
+        await self._blocks.aclose()
         await self.index.aclose()
 
     async def aget(self, key: int, wanted: Wanted | None = None) -> dict[str, object]:
@@ -181,21 +185,29 @@ class IndexedShards(AsyncDataset):
         kept = list(range(len(names)))
         if wanted is not None and not any(some.isdisjoint(names) for some in wanted):
             kept = [k for k in kept if any(names[k] in some for some in wanted)]
-        try:
-            where = self._where(ordinal, shard)
-            called = MemberNames.of(rows, part.start + np.array(kept)) if self._has_headers(shard) and kept else None
-            bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept], called)
-        except (ChecksumError, ObjectChangedError) as error:
-            error.key = key
-            raise
         sample: dict[str, object] = {"__key__": key, "__url__": masked(url)}
         if places and not self.format.fields_are_members:
             sample[PLACE] = places[0][0]
-        members = list(zip([names[k] for k in kept], bodies, strict=True))
-        if rows.row is None:
-            return sample | dict(members)
-        about = None if rows.about is None else rows.about[block]
-        return {**sample, BLOCK: SharedBlock(0, members.copy, about), ROW: int(rows.row[row])}
+
+        async def members() -> list[tuple[str, bytes]]:
+            where = self._where(ordinal, shard)
+            called = MemberNames.of(rows, part.start + np.array(kept)) if self._has_headers(shard) and kept else None
+            bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept], called)
+            return list(zip([names[k] for k in kept], bodies, strict=True))
+
+        async def shared() -> tuple[SharedBlock, int]:
+            about = None if rows.about is None else rows.about[block]
+            return SharedBlock(next(BLOCK_READS), (await members()).copy, about), sum(places[k][1] for k in kept)
+
+        try:
+            if rows.row is None:
+                return sample | dict(await members())
+            found, nbytes = await self._blocks.get((ordinal, block, *kept), shared)
+        except (ChecksumError, ObjectChangedError) as error:
+            error.key = key
+            raise
+        await paid(running_charge.get(), nbytes)  # as if it was read for this sample alone: it may be evicted
+        return {**sample, BLOCK: found, ROW: int(rows.row[row])}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Return the locations of some samples of a shard, by row, with the wanted members."""

@@ -413,7 +413,7 @@ def levels_of(spec: EpochSpec, dispatch: Dispatch, budget: Budget, host: Epoch) 
 
 def _grouping(spec: EpochSpec) -> type[Level]:
     if spec.position_map.has_rows:
-        from headrace.engine.scheduler.row_level import RowLevel
+        from headrace.engine.scheduler.group_level import RowLevel
 
         return RowLevel
 
