@@ -606,9 +606,3 @@ def test_decoded_columns_form_a_table(shape: tuple[int, ...], dtype: str, count:
         return
     expected = [ToTuple(("npy", "cls"))(decoder()({"__key__": str(k), **sample})) for k, sample in enumerate(samples)]
     assert described(table.samples()) == described(expected)
-
-
-def test_no_columns_if_an_unused_field_could_fail_to_decode() -> None:
-    rows, bodies = laid_out([{"cls": b"7", "npy": b"no array"}] * 3)
-    assert ColumnDecoder(decoder(), ("cls;npy",))(rows, bodies) is None
-    assert ColumnDecoder(decoder(), ("cls;jpg",))(rows, bodies) is not None

@@ -1,4 +1,4 @@
-"""Admission by the memory budget: order, urgency, and reading ahead. Tasks that do one thing after another."""
+"""Admission by the memory budget: order, urgency, and reading ahead. Tasks: results, sizes, and their pool."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Any, Literal
 from unittest.mock import Mock
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace._util.shared_memory import Arena, Lease
-from headrace.engine.scheduler.dispatch import RAMP_BYTES, Budget, Dispatch, TaskPool
+from headrace.engine.scheduler.dispatch import RAMP_BYTES, Budget, Dispatch, Pace, TaskPool
+from headrace.engine.scheduler.epoch_spec import BatchSpec, Learned
 from headrace.workers.tasks import Finish, Reply, Task
 
 MiB = 2**20
@@ -47,7 +50,12 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-pytestmark = pytest.mark.asyncio
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 async def test_bytes_are_admitted_up_to_the_limit() -> None:
@@ -140,26 +148,43 @@ async def test_reading_ahead_begins_small_and_grows_while_workers_starve() -> No
     await house.ask(2, 900 * MiB)
 
 
-class _AtOnce:
-    """Workers that do every task at once."""
+class OneAnswer:
+    """Workers that hold what they make."""
+
+    def __init__(self) -> None:
+        self.abandoned, self.places = list[Task](), list[Lease]()
+        self.abandon = self.abandoned.append
+        self.kind: Literal["held", "written"] = "held"
 
     def learn_spec(self, number: int, spec: bytes) -> None: ...
 
     async def run(self, task: Task) -> Reply:
-        return Reply("written")
+        return Reply(self.kind, size=64, busy_s={"map(f)": 2.0, "collate": 5.0})
 
     async def place(self, task: Task, place: Lease) -> Reply:
-        return Reply("written")
+        self.places.append(place)
+        return Reply("written", kept=[0], lengths=(8,), busy_s={"write": 1.0})
 
-    def abandon(self, task: Task) -> None: ...
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena()
+    yield arena
+    assert arena.leased_bytes == 0
+    arena.close()
 
 
-async def test_reading_ahead_does_not_grow_while_workers_wait_for_the_trainer() -> None:
+@pytest.fixture
+def works() -> OneAnswer:
+    return OneAnswer()
+
+
+async def test_reading_ahead_does_not_grow_while_workers_wait_for_the_trainer(works: OneAnswer, arena: Arena) -> None:
     house = House(10**12)
     await house.ask(0, RAMP_BYTES)
     house.ask(1, MiB)
     await turns()
-    dispatch = Dispatch(_AtOnce(), house.budget, Arena())
+    works.kind, dispatch = "written", Dispatch(works, house.budget, arena)
     dispatch.has_begun, dispatch.has_waiting = True, lambda: True
     await dispatch.work(Task(0, 0, 0, Finish.SLOTS, []))
     await turns()
@@ -170,30 +195,101 @@ async def test_reading_ahead_does_not_grow_while_workers_wait_for_the_trainer() 
     assert house.let_in == [0, 1]
 
 
+async def test_task_whose_result_has_no_location_is_abandoned(works: OneAnswer, arena: Arena) -> None:
+    async def nowhere(reply: Reply) -> None:
+        return None
+
+    dispatch, task = Dispatch(works, House(100).budget, arena), Task(1, 0, 0, Finish.SLOTS, [])
+    assert (await dispatch.work(task, nowhere)).kind == "mismatch"
+    assert works.abandoned == [task]
+    assert dispatch.under_way == 0
+
+
+async def test_samples_are_written_to_their_lease_and_timed(works: OneAnswer, arena: Arena) -> None:
+    reply, part = await Dispatch(works, House(100).budget, arena).samples(
+        Task(1, 0, 0, Finish.SAMPLES, []), lambda: False
+    )
+    assert part is not None
+    assert (part.count, part.lease, reply.made_s) == (1, works.places[0], 2.0)
+    part.release()
+    works.places[0].release()
+
+
+async def test_task_of_a_cancelled_request_is_abandoned(works: OneAnswer, arena: Arena) -> None:
+    dispatch, task = Dispatch(works, House(10).budget, arena), Task(1, 0, 0, Finish.SAMPLES, [])
+    waiting = asyncio.ensure_future(dispatch.samples(task, lambda: False))
+    await turns(3)
+    assert dispatch.under_way == 1
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert works.abandoned == [task]
+    assert dispatch.under_way == 0
+
+
+def sizes(pace: Pace, count: int) -> list[int]:
+    got = []
+    for _ in range(count):
+        got.append(pace.size)
+        pace.begin()
+    return got
+
+
+def test_tasks_grow_from_one_sample_to_the_limit() -> None:
+    assert sizes(Pace(64), 10) == [1, 1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert sizes(Pace(5), 6) == [1, 1, 2, 4, 5, 5]
+
+
+@pytest.mark.parametrize(("learned", "most", "most_awaited"), [
+    ([(64, 64 * 0.05, 100)], [1], [1]),  # they take long
+    ([(1, 1e-6, 4 * 2**20)], [1], [1]),  # they are many bytes
+    ([(10, 10 * 2e-3, 10)], [10], [2]),
+    ([(4, 1e-9, 4 * 2**15)], [32], [8]),
+    ([(1, 1e-3, 10)], [20], [5]),
+    ([(1, 4e-3, 10), (1, 0.0, 10), (1, 20e-3, 10)], [5, 10, 1], [1, 2, 1]),  # more counts at once, less gradually
+])  # fmt: skip
+def test_size_of_a_task_follows_time_and_bytes_of_samples(
+    learned: list[tuple[int, float, int]], most: list[int], most_awaited: list[int]
+) -> None:
+    for is_awaited, expected in ((False, most), (True, most_awaited)):
+        pace = Pace(64, is_awaited=is_awaited)
+        sizes(pace, 10)
+        for one, size in zip(learned, expected, strict=True):
+            pace.learn(*one)
+            assert pace.size == size
+
+
+def spec(workers: int, depth: int, *, is_adaptive: bool) -> BatchSpec:
+    return BatchSpec(chain=1, batch_size=8, workers=workers, is_adaptive=is_adaptive, depth=depth)
+
+
+@given(
+    workers=st.integers(1, 64),
+    depth=st.integers(0, 64),
+    batch_size=st.integers(1, 5000),
+    sample_s=st.floats(1e-9, 10.0),
+    is_adaptive=st.booleans(),
+)
+def test_a_task_has_samples_of_one_batch(
+    workers: int, depth: int, batch_size: int, sample_s: float, is_adaptive: bool
+) -> None:
+    batches, learned = spec(workers, depth, is_adaptive=is_adaptive), Learned(use_slots=True)
+    before = batches.chunk(batch_size, learned.sample_s)
+    learned.learn_time(sample_s, 1)
+    after = batches.chunk(batch_size, learned.sample_s)
+    assert 1 <= before <= batch_size
+    assert 1 <= after <= batch_size
+    assert is_adaptive or after == before
+
+
+def test_heavy_samples_are_divided_among_the_workers() -> None:
+    learned = Learned(use_slots=True)
+    learned.learn_time(0.5, 100)
+    assert spec(2, 8, is_adaptive=True).chunk(512, learned.sample_s) == 128
+
+
 class Thing:
     """An argument of work."""
-
-
-async def test_pool_runs_each_call_once_and_concurrently() -> None:
-    began, ended = list[int](), list[int]()
-
-    async def work(number: int, gate: asyncio.Event) -> None:
-        began.append(number)
-        await gate.wait()
-        ended.append(number)
-
-    async with anyio.create_task_group() as group:
-        pool = TaskPool(group)
-        for first in (0, 10, 20):
-            gate = asyncio.Event()
-            for number in range(first, first + 3 + first // 10):
-                pool.start_soon(work, number, gate)
-            await turns(3)
-            assert began[len(ended) :] == list(range(first, first + 3 + first // 10))
-            gate.set()
-            await turns(3)
-        group.cancel_scope.cancel()
-    assert sorted(ended) == began == [0, 1, 2, *range(10, 14), *range(20, 25)]
 
 
 async def test_pool_releases_finished_arguments() -> None:
@@ -241,20 +337,3 @@ async def test_pooled_task_ends_after_its_group_is_cancelled(is_cancelled: bool)
     assert [task.done() for task in group.tasks] == [is_cancelled]
     group.tasks[0].cancel()
     await asyncio.wait(group.tasks)
-
-
-@pytest.mark.parametrize("is_idle", [False, True])
-async def test_error_in_a_pool_ends_the_group(is_idle: bool) -> None:
-    async def work(error: Exception | None) -> None:
-        if error is not None:
-            raise error
-
-    with pytest.raises(BaseExceptionGroup) as raised:
-        async with anyio.create_task_group() as group:
-            pool = TaskPool(group)
-            if is_idle:
-                pool.start_soon(work, None)
-                await turns(4)
-            pool.start_soon(work, ValueError("no"))
-            await anyio.sleep_forever()
-    assert [str(error) for error in raised.value.exceptions] == ["no"]

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.batchers import KINDS
 from unit.by_hand import APART, FLAT, LAST, SOME, Broken, ByHand, Setup, copies, run, some
@@ -21,7 +21,6 @@ from headrace.engine.scheduler.group_level import FoundGroup, GroupFinder
 from headrace.engine.scheduler.position_map import GroupOrigins
 from headrace.errors import OptionError
 from headrace.ops.batch import EvenBatcher
-from headrace.ops.bucket import BucketBatcher
 from headrace.state.state import ResumePoint, StagePoint
 from headrace.torch_compat.collate import of_single
 from headrace.workers.tasks import Chain, Finish, Step
@@ -172,21 +171,6 @@ def grouped(kind: str, count: int, step: Step | None = None, **options: Any) -> 
     return Setup(samples=range(count), chains=chains, stages=stages, batch_size=1, **options)
 
 
-@shapes
-@given(plan=plans(), seed=SEEDS)
-@example(plan=grouped("even 3", 1), seed=0)  # the only group is incomplete
-@example(plan=grouped("even 3", 4), seed=0)  # a complete group, and an incomplete one
-@example(plan=grouped("budget 20", 2), seed=1)
-@example(plan=grouped("buckets of 4", 9, depth=0), seed=2)
-@example(plan=grouped("even 3", 0), seed=3)
-def test_error_of_the_source_follows_all_earlier_samples(plan: Setup, seed: int) -> None:
-    plan = replace(plan, breaks=True, drop_last=False, limits=())
-    result = run(plan, seed)
-    before, size = [sample for batch in expected(plan) for sample in batch], plan.batch_size
-    whole = len(before) // size * size  # the error takes the place of the batch that it would be in
-    assert result.batches == [*(before[k : k + size] for k in range(0, whole, size)), None]
-
-
 def test_error_of_a_sample_is_raised_before_its_group_is_complete() -> None:
     """No group is ever complete here: the whole source would be read to find an error."""
     made = []
@@ -240,28 +224,6 @@ def found(begin: Any, measures: Sequence[int]) -> list[FoundGroup]:
 def test_groups_equal_a_plain_program(kind: str, measures: list[int]) -> None:
     wanted = list(KINDS[kind].groups(list(enumerate(measures))))
     assert [list(group.numbers) for group in found(KINDS[kind].begin, measures)] == wanted
-
-
-@given(measures=MEASURES, size=st.sampled_from([None, 1, 3]), drop_last=st.booleans())
-def test_reusable_batcher_is_offered_each_sample_once(measures: list[int], size: int | None, drop_last: bool) -> None:
-    offered = list[int]()
-
-    class Lasting(BucketBatcher):
-        def offer(self, measure: int) -> Sequence[int]:
-            offered.append(measure)
-            return super().offer(measure)
-
-    class Passing:  # not a batcher that lasts: each group is found by a new one
-        def __init__(self) -> None:
-            self._batcher = begin(BucketBatcher)
-            self.offer, self.end = self._batcher.offer, self._batcher.end
-
-    def begin(kind: type[BucketBatcher]) -> BucketBatcher:
-        return kind([2, 5], size, 10 if size is None else None, drop_last=drop_last)
-
-    lasting = found(lambda: begin(Lasting), measures)
-    assert offered == measures
-    assert lasting == found(Passing, measures)
 
 
 def test_origins_of_groups_that_cannot_be_repeated_are_forgotten() -> None:

@@ -436,6 +436,14 @@ def only(name: str) -> dict[str, bytes]:
     return {INFO: json.dumps({"shard_counts": {name: 1}}).encode(), **train(name)}
 
 
+PLACES = energon.offsets(SINGLE["shard_000.tar"])
+OTHER = r"shard_000\.tar\.idx is damaged, or of another archive: .*"
+
+
+def indexed(places: list[int]) -> dict[str, bytes]:
+    return {"shard_000.tar.idx": struct.pack(f"<{len(places)}Q", *places)}
+
+
 @pytest.mark.parametrize(("files", "why"), [
     (train("shard_007.tar"), "'shard_007.tar', which .*info.json does not"),
     (train("shard_000.tar", "shard_000.tar"), "entries 0 and 1 both name .*shard_000.tar"),
@@ -451,10 +459,17 @@ def only(name: str) -> dict[str, bytes]:
     ({INFO: b'{"shard_counts": {"shard_000.tar": -1}}'}, "counts no samples of 'shard_000.tar'"),
     (only("../x.tar"), "outside"),
     (only("x.tar.gz"), "plain archives"),
+    (indexed([]), f"{OTHER}0 bytes"),
+    (indexed([*PLACES[:2], PLACES[1], *PLACES[3:]]), f"{OTHER}entry 2 does not"),
+    (indexed([*PLACES[:2], PLACES[2] + 1, *PLACES[3:]]), f"{OTHER}entry 2 is no multiple of 512"),
+    (indexed([*PLACES[:4], 2**60]), f"{OTHER}entry 4 is"),
+    (indexed([*PLACES[:4], 2**40]), f"{OTHER}its samples end at byte"),
+    (indexed(PLACES[:4]), f"{OTHER}it has 3 samples, and 4 are counted"),
+    (indexed([*PLACES[:4], PLACES[4] - 512]), f"{OTHER}there is no end mark"),
 ])  # fmt: skip
-def test_damaged_metadata_is_an_error_that_names_it(files: dict[str, bytes], why: str) -> None:
+def test_damaged_metadata_or_index_is_an_error_that_names_it(files: dict[str, bytes], why: str) -> None:
     with pytest.raises(hr.errors.FormatError, match=why):
-        hr.energon(put_folder({**SINGLE, **files}))
+        list(hr.energon(put_folder({**SINGLE, **files})))
 
 
 def test_missing_split_folder_and_files_are_named() -> None:
@@ -473,32 +488,11 @@ def test_missing_split_folder_and_files_are_named() -> None:
         list(hr.energon(put_folder({**SINGLE, "shard_000.tar.idx": SINGLE["shard_000.tar.idx"][:-1]})))
 
 
-PLACES = energon.offsets(SINGLE["shard_000.tar"])
-
-
-def with_index(places: list[int], **more: bytes) -> str:
-    return put_folder({**SINGLE, "shard_000.tar.idx": struct.pack(f"<{len(places)}Q", *places), **more})
-
-
-@pytest.mark.parametrize(("places", "why"), [
-    ([], "0 bytes"),
-    ([*PLACES[:2], PLACES[1], *PLACES[3:]], "entry 2 does not"),
-    ([*PLACES[:2], PLACES[2] + 1, *PLACES[3:]], "entry 2 is no multiple of 512"),
-    ([*PLACES[:4], 2**60], "entry 4 is"),
-    ([*PLACES[:4], 2**40], "its samples end at byte"),
-    (PLACES[:4], "it has 3 samples, and 4 are counted"),
-    ([*PLACES[:4], PLACES[4] - 512], "there is no end mark"),
-])  # fmt: skip
-def test_damaged_index_is_an_error_that_names_it(places: list[int], why: str) -> None:
-    with pytest.raises(hr.errors.FormatError, match=rf"shard_000\.tar\.idx is damaged, or of another archive: .*{why}"):
-        list(hr.energon(with_index(places)))
-
-
 def test_index_that_splits_a_sample_is_refused() -> None:
     """Each half has members of one sample alone."""
     places = [*PLACES[:2], PLACES[1] + 1024, *PLACES[2:]]
     info = json.dumps({"shard_counts": {"shard_000.tar": 5}}).encode()
-    data = hr.energon(with_index(places, **{INFO: info}))
+    data = hr.energon(put_folder({**SINGLE, **indexed(places), INFO: info}))
     assert int(data[0]["txt"]) == 0
     with pytest.raises(hr.DecodeError, match=r"shard_000\.tar\.idx are not one sample, all of it"):
         data[1]

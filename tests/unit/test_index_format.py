@@ -340,13 +340,6 @@ def test_directory_lists_all_names(names: list[str]) -> None:
         assert directory.find(name) == (at if names.count(name) == 1 else None)
 
 
-def test_directory_of_many_shards_takes_little_memory() -> None:
-    entries = [Entry(name=f"s3://b/t/{k:06}.tar", samples=9, etag=f'"{k:032x}"', length=9) for k in range(20_000)]
-    packed = pack_directory(entries)
-    held: list[object] = []
-    assert peak_of(lambda: held.append(read_directory(packed))) < 400 * len(entries)
-
-
 # The journal
 
 

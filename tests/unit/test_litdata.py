@@ -20,7 +20,7 @@ from builders.stored import rows
 from one_object import OneObject
 
 import headrace as hr
-from headrace.errors import DecodeError, FormatError, LimitError, ObjectMissingError, OptionError, StageError
+from headrace.errors import DecodeError, FormatError, LimitError, ObjectMissingError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.format import ShardEntry
 from headrace.formats.index.shard import ShardIndex
@@ -185,26 +185,6 @@ def spec(kind: Any, context: Any, *children: Any) -> str:
 BARE = {"type": None, "context": None, "children_spec": []}
 
 
-@pytest.mark.parametrize(("index", "why"), [
-    (b"", "no JSON"), (b"[]", "no JSON object"), (b"{}", "no chunks"), (with_index(encryption={"a": 1}), "encrypted"),
-    (with_index(data_format=["int", "rot13"]), "'s' is written by the serializer 'rot13'"),
-    (with_index(data_format=["int"]), "2 leaves, and its data_format 1"), (with_index(data_spec="[2, {}]"), "known"),
-    (with_index(data_spec=None), "describe its items"), (with_index(compression="lz4"), "lz4"),
-    (with_index(compression="zstd", compression_level="row"), "'row'"),
-    (with_index(data_spec=spec("collections.deque", "null", BARE, BARE)), "deque"),
-    (with_index(data_spec=spec("builtins.dict", '["__a", "b"]', BARE, BARE)), "taken"),
-    (with_index(data_spec=spec("builtins.dict", '["a", "a"]', BARE, BARE)), "keys"),
-    (with_index(data_spec=spec("builtins.dict", '["1", 1]', BARE, BARE)), "one name"),
-    (with_index(data_spec=spec("builtins.dict", '["a"]', BARE, BARE)), "keys"),
-    (with_index(data_spec=spec(None, None, BARE, BARE)), "None"),
-    (with_index({"filename": "../x.bin"}), "outside"), (with_index({"filename": "s3://x"}), "called"),
-    (with_index({"chunk_size": -1}), "items"), (with_index({"chunk_bytes": "9"}), "bytes"),
-])  # fmt: skip
-def test_damaged_catalogue_is_an_error_with_the_reason(index: bytes, why: str) -> None:
-    with pytest.raises(FormatError, match=rf"{URL} is damaged: .*{why}"):
-        LITDATA.catalogued(URL, index, DEFAULTS, dict[str, bytes]().get)
-
-
 @pytest.mark.parametrize("loader", ["TokensLoader", "TemporalArrayLoader"])
 def test_catalogue_of_another_loader_is_refused(loader: str) -> None:
     with pytest.raises(OptionError, match=loader):
@@ -345,19 +325,32 @@ def test_changed_and_missing_files_are_errors_that_name_them() -> None:
         list(hr.stream(place))
 
 
-@pytest.mark.parametrize(("files", "why"), [
-    (index_with(filename="../x.parquet"), "chunk 0: .*outside"),
-    (index_with(1, filename=None), "chunk 1: .*called"),
-    (index_with(1, filename="b.parquet"), "entries 0 and 1 both name .*twice"),
-    (index_with(2, chunk_size=-1), "chunk 2: it has '-1' items"),
-    (index_with(chunk_bytes=True), "chunk 0: .*bytes"),
-    (index_with(config={"compression": "zstd"}), "compressed or encrypted"),
-    (index_with(config={"encryption": {"algorithm": "fernet"}}), "compressed or encrypted"),
+@pytest.mark.parametrize(("index", "why"), [
+    (b"", "no JSON"), (b"[]", "no JSON object"), (b"{}", "no chunks"), (with_index(encryption={"a": 1}), "encrypted"),
+    (with_index(data_format=["int", "rot13"]), "'s' is written by the serializer 'rot13'"),
+    (with_index(data_format=["int"]), "2 leaves, and its data_format 1"), (with_index(data_spec="[2, {}]"), "known"),
+    (with_index(data_spec=None), "describe its items"), (with_index(compression="lz4"), "lz4"),
+    (with_index(compression="zstd", compression_level="row"), "'row'"),
+    (with_index(data_spec=spec("collections.deque", "null", BARE, BARE)), "deque"),
+    (with_index(data_spec=spec("builtins.dict", '["__a", "b"]', BARE, BARE)), "taken"),
+    (with_index(data_spec=spec("builtins.dict", '["a", "a"]', BARE, BARE)), "keys"),
+    (with_index(data_spec=spec("builtins.dict", '["1", 1]', BARE, BARE)), "one name"),
+    (with_index(data_spec=spec("builtins.dict", '["a"]', BARE, BARE)), "keys"),
+    (with_index(data_spec=spec(None, None, BARE, BARE)), "None"),
+    (with_index({"filename": "../x.bin"}), "outside"), (with_index({"filename": "s3://x"}), "called"),
+    (with_index({"chunk_size": -1}), "items"), (with_index({"chunk_bytes": "9"}), "bytes"),
+    (index_with(filename="../x.parquet")["index.json"], "chunk 0: .*outside"),
+    (index_with(1, filename=None)["index.json"], "chunk 1: .*called"),
+    (index_with(1, filename="b.parquet")["index.json"], "entries 0 and 1 both name .*twice"),
+    (index_with(2, chunk_size=-1)["index.json"], "chunk 2: it has '-1' items"),
+    (index_with(chunk_bytes=True)["index.json"], "chunk 0: .*bytes"),
+    (index_with(config={"compression": "zstd"})["index.json"], "compressed or encrypted"),
+    (index_with(config={"encryption": {"algorithm": "fernet"}})["index.json"], "compressed or encrypted"),
 ])  # fmt: skip
-def test_damaged_index_of_tables_is_an_error_with_the_reason(files: dict[str, bytes], why: str) -> None:
-    place = put(files)
-    with pytest.raises(StageError, match=rf"{place}/index\.json is damaged: .*{why}"):
-        hr.stream(place)
+def test_damaged_index_is_an_error_with_the_reason(index: bytes, why: str) -> None:
+    place = put({"index.json": index})
+    with pytest.raises(FormatError, match=rf"{place}/index\.json is damaged: .*{why}"):
+        hr.stream(place, format="litdata")
 
 
 def test_index_of_no_tables_is_an_error() -> None:
