@@ -323,44 +323,25 @@ def _found(code: str) -> Any:
 
 
 @pytest.mark.slow
-def test_workers_have_no_torch_where_nothing_needs_it() -> None:
-    assert _found("""
-        found = []
-        for helper in nothing, draws:
-            with loader() as one:
-                epoch(one)
-                found.append(have_torch(one))
-        print(json.dumps(found))
-    """) == [[False], [True]]
-
-
-@pytest.mark.slow
 def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
-    late, before, early = _found("""
+    """Workers have no torch where nothing needs it."""
+    are_with_torch, late, early, hidden_ones = _found("""
         torch.set_default_dtype(torch.float64)
         with loader() as one:
             epoch(one)
-            before = have_torch(one)
+            are_with_torch = have_torch(one)
             helper = draws
             late = epoch(one)
-        with loader() as one:
-            epoch(one)
-            early = epoch(one)
-        print(json.dumps([late, before, early]))
+            are_with_torch += have_torch(one)
+        epochs = []
+        for helper in draws, hidden:
+            with loader() as one:
+                epoch(one)
+                epochs.append(epoch(one))
+        print(json.dumps([are_with_torch, late, *epochs]))
     """)
-    assert before == [False]
+    assert are_with_torch == [False, True]
     assert late == early
+    assert hidden_ones == [number for number, *_ in early]
     assert len({number for number, _, _ in late}) == 8
     assert {tuple(rest) for _, *rest in late} == {("torch.float64", 1)}
-
-
-@pytest.mark.slow
-def test_torch_that_a_function_imports_draws_the_samples_own_numbers() -> None:
-    hidden, early = _found("""
-        numbers = []
-        for helper in hidden, draws:
-            with loader() as one:
-                numbers.append(epoch(one))
-        print(json.dumps([numbers[0], [number for number, *_ in numbers[1]]]))
-    """)
-    assert hidden == early

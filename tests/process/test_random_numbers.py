@@ -85,6 +85,8 @@ FUNCTIONS = [from_each, from_random, from_numpy, from_torch, hidden, functools.p
 DATA: dict[str, Callable[[], Any]] = {
     **{name_of(function): lambda function=function: Numbers(TOTAL).map(function) for function in FUNCTIONS},
     "of the sample": lambda: Made(Drawing, TOTAL).map(of_sample),
+    "after a step that draws from hr.rng alone": lambda: Numbers(TOTAL).map(from_rng).map(from_random),
+    "of the sample, after one": lambda: Numbers(TOTAL).map(from_rng).map(Drawing, random=False).map(of_sample),
     "of a decoder, by hr.rng": lambda: Made(in_field, TOTAL).decode(data=from_rng).map(data_of),
     "of a decoder": lambda: Made(in_field, TOTAL).decode(data=from_each).map(data_of),
     "of a data set of torch": lambda: acting.Made(from_random, TOTAL),
@@ -100,14 +102,6 @@ def test_each_sample_draws_its_own_for_any_number_of_workers(name: str) -> None:
     assert drawn(data, 4, **options) == one
     numbers = [number for sample in one for number in sample]
     assert len(set(numbers)) == len(numbers) > 0
-
-
-@pytest.mark.slow
-def test_what_a_later_step_draws_is_the_samples_own_when_the_first_draws_from_rng_alone() -> None:
-    data = Numbers(TOTAL).map(from_rng).map(from_random)
-    assert drawn(data, 1) == drawn(data, 4)
-    data = Numbers(TOTAL).map(from_rng).map(lambda _: Drawing(0), random=False).map(of_sample)
-    assert drawn(data, 1) == drawn(data, 4)
 
 
 def test_rng_gives_the_same_for_no_workers_one_and_four() -> None:

@@ -229,11 +229,6 @@ def test_our_logarithm_is_the_logarithm(numerator: int) -> None:
     assert math.isclose(minus_log(np.array([numerator], np.uint64))[0], wanted, rel_tol=1e-15, abs_tol=1e-30)
 
 
-@given(x=st.integers(0, 2**64 - 1), n=st.integers(1, 2**62))
-def test_numbers_below_a_bound_are_the_high_half_of_the_product(x: int, n: int) -> None:
-    assert below(np.array([x], np.uint64), n).tolist() == [x * n >> 64]
-
-
 UNEVEN = st.lists(st.integers(0, 40), max_size=12)
 ZIPF = st.integers(1, 12).map(lambda count: [300 // (k + 1) for k in range(count)])
 SIZES = st.one_of(UNEVEN, ZIPF, st.integers(0, 500).map(lambda size: [size]), st.just([1] * 30))
@@ -334,23 +329,6 @@ def test_passes_follow_one_another(sizes: list[int], by: str, windows: Windows, 
     for position in range(passes.count):
         end = passes.window_end(position)
         assert position < end <= (position // passes.pass_count + 1) * passes.pass_count
-
-
-@pytest.mark.slow
-@given(count=st.integers(1, 40), by=KIND, start=st.integers(-100, 0), stop=st.integers(0, 40), windows=WINDOWS)
-def test_negative_positions_are_in_earlier_epochs(count: int, by: str, start: int, stop: int, windows: Windows) -> None:
-    def epoch(number: int) -> Order:  # two passes over 13 samples, as far as so many
-        return FirstOf(Passes(lambda turn: order_of([9, 4], by, (number, turn), windows), 2), count)
-
-    order = EpochOrder(lambda later: epoch(7 + later))
-    size = order.count
-    assert size == min(count, 26)
-    whole = [sample for number in range(-100 // size, 1) for sample in located(epoch(7 + number))]
-    stop = min(stop, size)
-    assert located(order, range(start, stop)) == whole[len(whole) - size + start : len(whole) - size + stop]
-    for position in range(start, stop):
-        assert position < order.window_end(position)
-        assert position >= 0 or order.window_end(position) <= (position // size + 1) * size
 
 
 def test_epochs_before_are_made_once_they_are_asked_for() -> None:

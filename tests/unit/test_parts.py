@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import pickle
 import random
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from headrace.torch_compat.serialize import PackedEach
 from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, PickledKeys, RawPart, offset_in
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.task_runner import open_part
-from headrace.workers.tasks import Finish, Task
 
 
 class SmallArena(Arena):
@@ -187,12 +185,6 @@ def test_samples_packed_each_by_itself_are_taken_in_any_order(lengths: list[int]
             assert body == b"x" * lengths[number]
     assert part.nbytes >= sum(8 * lengths[number] for number in expected)
     arena.close()
-
-
-def test_equal_tasks_are_distinct() -> None:
-    task = Task(1, 2, 3, Finish.SLOTS, [])
-    assert task != dataclasses.replace(task)
-    assert len({task, dataclasses.replace(task)}) == 2
 
 
 MEMBERS = st.lists(

@@ -15,7 +15,7 @@ from simulation.loop import simulate
 
 from headrace._util.shared_memory import Claim
 from headrace.readers.by_key import AdaptiveConcurrency, Charge, ChunkSizes, Expectation, KeyFeed, KeyProducer
-from headrace.readers.from_iterator import IterProducer, Resumable
+from headrace.readers.from_iterator import IterProducer
 from headrace.readers.indexed_shards import Reading, ReadingAhead
 from headrace.readers.sequential import ShuffleBuffer, Without
 from headrace.torch_compat.serialize import pack_error, unpack_error
@@ -272,36 +272,6 @@ def test_expected_size_follows_earlier_samples() -> None:
     assert expected.of(1) == first  # without charges nothing is learned
     expected.learn(ListPart([0, 1, 2]), charged=400)
     assert expected.of(8) == 800
-
-
-@pytest.mark.parametrize("has_ended", [False, True])
-@on_a_loop
-async def test_iterable_resumes_at_its_position(has_ended: bool) -> None:
-    class Data:
-        """Each epoch begins where the one before has ended."""
-
-        def __init__(self) -> None:
-            self.begin = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"begin": self.begin}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.begin = state["begin"]
-
-        async def samples(self) -> AsyncIterator[int]:
-            begin = self.begin
-            for number in range(5):
-                yield begin + number
-            self.begin = begin + 5
-
-    data, again = Data(), Data()
-    first = Resumable(data, lambda number, later: data.samples(), None)
-    assert [sample async for sample in first.open()] == [0, 1, 2, 3, 4]
-    assert first.snapshot() == {"dataset": {"begin": 5}}
-    state: dict[str, Any] = {"over": 2, "dataset": {"begin": 0}} if has_ended else {"dataset": {"begin": 5}}
-    resumed = Resumable(again, lambda number, later: again.samples(), state)
-    assert [sample async for sample in resumed.open()] == [5, 6, 7, 8, 9]
 
 
 @on_a_loop

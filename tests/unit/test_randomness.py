@@ -77,12 +77,6 @@ def test_epochs_that_follow_each_other_draw_uncorrelated_numbers(name: str) -> N
     assert abs(correlation(one, other)) < 0.05
 
 
-@pytest.mark.slow
-def test_no_two_positions_of_an_epoch_have_one_seed() -> None:
-    for key in (0, 1, KEY):
-        assert len({seed_of(key, position) for position in range(300_000)}) == 300_000
-
-
 def test_seeds_change_with_all_bits_of_key_and_position() -> None:
     bits = [1 << k for k in range(64)]
     assert len({seed_of(KEY, 5), *(seed_of(KEY ^ b, 5) for b in bits), *(seed_of(KEY, 5 ^ b) for b in bits)}) == 129

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import random
 import shutil
 import socket
 import subprocess
@@ -33,7 +32,7 @@ from headrace.errors import (
     ShortReadError,
 )
 from headrace.fetch import Reader
-from headrace.fetch.coalescer import Requests, coalesce, member_requests, split
+from headrace.fetch.coalescer import Requests, coalesce, member_requests
 from headrace.fetch.range_request import RangeRequest
 from headrace.fetch.stores.local import LocalStore, _File, answer_from
 from headrace.fetch.threads import Threads
@@ -411,15 +410,6 @@ def test_requests_hold_every_range_whole_and_keep_every_bound(ranges: Ranges, bo
     assert [k == -1 for k in number] == [start == stop for start, stop in ranges]
 
 
-@given(RANGES, BOUNDS, st.randoms())
-def test_requests_are_the_same_in_whatever_order_the_ranges_come(
-    ranges: Ranges, bounds: dict[str, Any], rng: random.Random
-) -> None:
-    shuffled = rng.sample(ranges, len(ranges))
-    for one, other in zip(requests_for(ranges, **bounds)[:2], requests_for(shuffled, **bounds)[:2], strict=True):
-        assert one.tolist() == other.tolist()
-
-
 @given(RANGES, st.integers(0, 8), LONGEST)
 def test_coalesced_requests_are_stable(ranges: Ranges, gap: int, longest: int) -> None:
     bounds: dict[str, Any] = {"gap": gap, "waste": 1.0, "longest": longest}
@@ -439,14 +429,6 @@ def test_rows_of_a_shard_are_one_stream_or_ranges_by_what_another_request_costs(
     rows = [(row * 4000, row * 4000 + 4000) for row in range(1000) if is_wanted(row)]
     starts, stops, _ = requests_for(rows, gap=100_000, waste=0.25, longest=2**40)
     assert list(zip(starts.tolist(), stops.tolist(), strict=True)) == requests
-
-
-@pytest.mark.parametrize(
-    ("range_", "part", "parts"),
-    [((0, 0), 4, []), ((3, 5), 4, [(3, 5)]), ((3, 12), 4, [(3, 7), (7, 11), (11, 12)]), ((0, 8), 4, [(0, 4), (4, 8)])],
-)
-def test_split_gives_parts_that_follow_one_another(range_: tuple[int, int], part: int, parts: Ranges) -> None:
-    assert split(*range_, part) == parts
 
 
 BLOCK = 512

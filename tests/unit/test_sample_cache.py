@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import random
-import signal
-import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from process.waiting import Trainer, output_of, trainer
 
 import headrace as hr
 from headrace.sample_cache.file import FolderPlace, KeepingPlace, SampleFile, place_of, table_end
@@ -151,46 +151,36 @@ def test_unfinished_files_are_removed_after_an_hour(tmp_path: Path) -> None:
 
 
 ADDING = """
-import random, sys
-from pathlib import Path
+import random
 from headrace.sample_cache.file import place_of
 
 def piece(number):
     return random.Random(number).randbytes(200 + 13 * number)
 
-file = place_of(sys.argv[1], None).open(b"1" * 32, 500)
-rng = random.Random(int(sys.argv[2]))
+file, rng = place_of({folder!r}, None).open(b"1" * 32, 500), random.Random({seed})
 print("ready", flush=True)
-while True:
+while {is_endless} or not all(n in file for n in range(500)):
     number = rng.randrange(500)
     data = file.read(number)
     assert data is None or data.tobytes() == piece(number), "wrong bytes"
     if data is None:
         assert file.add(number, piece(number))
         assert file.read(number).tobytes() == piece(number)
-    if sys.argv[3] == "once" and all(n in file for n in range(500)):
-        break
 """
 
 
 @pytest.mark.slow
 @pytest.mark.process
 def test_processes_fill_one_file_despite_kills(tmp_path: Path) -> None:
-    def begun(number: int, how: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        arguments = [sys.executable, "-c", ADDING, str(tmp_path), str(number), how]
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.stdout.close()
-        return process
+    def adding(seed: int, *, is_endless: bool) -> AbstractContextManager[Trainer]:
+        return trainer(ADDING.format(folder=str(tmp_path), seed=seed, is_endless=is_endless), preamble="")
 
-    for number in range(3):
-        killed = begun(number, "forever")
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
-    each = [begun(number, "once") for number in range(10, 13)]
-    assert [process.wait() for process in each] == [0, 0, 0]
+    for seed in range(3):
+        with adding(seed, is_endless=True) as killed:  # at the end of the block
+            assert killed.line() == "ready"
+    with ExitStack() as running:
+        each = [running.enter_context(adding(seed, is_endless=False)) for seed in range(10, 13)]
+        assert [process.finish(100) for process in each] == [(0, "ready\n", "")] * 3
     (path,) = tmp_path.iterdir()
     assert path.suffix == ".samples"
     assert isinstance(place_of(tmp_path, None), FolderPlace)
@@ -279,30 +269,27 @@ LOCK, GENERATOR, VIEW = threading.Lock(), (n for n in ()), memoryview(b"")
 SETS = "NAMES = {'a', 'b', 'c', 1, (2, 'd')}\ndef f(x): return x in {'p', 'q', 'r'} or x in NAMES"
 
 
-def in_new_process(script: Path, *, hash_seed: str = "0") -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTHONHASHSEED"] = hash_seed
-    return subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True).stdout
-
-
 @pytest.mark.slow
 @pytest.mark.process
-def test_fingerprint_is_the_same_in_every_process(tmp_path: Path) -> None:
+def test_fingerprint_is_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, source in enumerate(sources := [SETS, *(before for before, _ in SOURCES.values())]):
         (tmp_path / f"own_module_{number}.py").write_text(source)
     script = f"""
-import importlib
+import importlib, sys
 from types import ModuleType
 from headrace.sample_cache.lookup import ValueDigest
-print(len({{*"abc"}}), *{{*"abcdefgh"}})
+sys.path.insert(0, {str(tmp_path)!r})
+print(*{{*"abcdefgh"}})
 for number, source in enumerate({sources!r}):
     module = ModuleType("script")
     exec(source, vars(module))
     for found in (module, importlib.import_module(f"own_module_{{number}}")):
         print("digest", number, ValueDigest().of(found.f).hex())
 """
-    (tmp_path / "script.py").write_text(script)
-    printed = [in_new_process(tmp_path / "script.py", hash_seed=seed) for seed in ("1", "2")]
+    printed = []
+    for seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        printed.append(output_of(script, preamble=""))
     orders, digests = zip(*(text.split("\n", 1) for text in printed), strict=True)
     assert orders[0] != orders[1]
     assert digests[0] == digests[1]
@@ -344,14 +331,15 @@ def test_import_in_a_function_is_refused(import_it: str, tmp_path: Path, monkeyp
 
 @pytest.mark.process
 def test_own_module_may_have_the_name_of_a_python_module(tmp_path: Path) -> None:
-    script, printed = tmp_path / "script.py", set[str]()
-    script.write_text(
+    script = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nsys.dont_write_bytecode = True\n"
         "import chunk\nfrom headrace.sample_cache.lookup import ValueDigest\ndef f(x): return chunk.helper(x)\n"
         "print(ValueDigest().of(f).hex())"
     )
+    printed = set[str]()
     for number in (1, 2):
         (tmp_path / "chunk.py").write_text(f"def helper(x): return x + {number}\n")
-        printed.add(in_new_process(script))
+        printed.add(output_of(script, preamble=""))
     assert len(printed) == 2
 
 

@@ -6,9 +6,7 @@ import asyncio
 import enum
 import functools
 import importlib.util
-import inspect
 import itertools
-import linecache
 import mmap
 import multiprocessing
 import pickle
@@ -19,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -452,44 +450,6 @@ def test_module_that_workers_cannot_import_is_registered_in_cloudpickle(plugin: 
     assert len(sent(plugin.twice)) > len(before), "it goes by value"
     assert "plugin_of_a_user" in cloudpickle.list_registry_pickle_by_value()
     assert len(serialize.pack_bytes(plugin.Pair)) > 100, "so do samples, once that is known"
-
-
-CELL = """\
-def double(x):
-    # a comment, which only the source has
-    def inner():
-        return x["number"]
-    return 2 * inner()
-"""
-
-
-def reduced_as_by(file: str | None) -> Callable[[CodeType], Any]:
-    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
-
-    def reduced(code: CodeType) -> Any:
-        make, arguments = reduce(code)
-        return make, tuple(file or code.co_filename if k == 10 else value for k, value in enumerate(arguments))
-
-    return reduced
-
-
-@pytest.mark.parametrize("file", [None, "<dynamic-code>"])
-def test_source_lines_of_a_cell_are_sent_with_its_functions(monkeypatch: pytest.MonkeyPatch, file: str | None) -> None:
-    """The lines of a notebook's cell are in the trainer's `linecache` only."""
-    monkeypatch.setitem(cloudpickle.Pickler.dispatch_table, CodeType, reduced_as_by(file))
-    cell = "<ipython-input-7-8a1b>"
-    monkeypatch.setitem(linecache.cache, cell, (len(CELL), None, CELL.splitlines(keepends=True), cell))
-    scope: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(CELL, cell, "exec"), scope)
-    descriptors: list[int] = []
-    parts = serialize.pack_for_workers(scope["double"], descriptors)
-    del linecache.cache[cell]  # as in a worker
-    target = memoryview(bytearray(serialize.packed_size(parts)))
-    double = serialize.unpack_in_worker(target, serialize.write(parts, target), descriptors)
-    assert inspect.getsource(double) == CELL
-    with pytest.raises(KeyError) as caught:
-        double({})
-    assert 'return x["number"]' in "".join(traceback.format_exception(caught.value))
 
 
 def test_code_sent_by_value_keeps_its_file_name(plugin: ModuleType) -> None:

@@ -23,13 +23,12 @@ from hypothesis import strategies as st
 from simulation.loop import SimulatedLoop
 from unit.by_hand import settle
 
-from headrace._util.reads import Check, Span, Version, crc32c_of
-from headrace._util.sample_ranges import Rows
+from headrace._util.reads import Check, Span, Version
 from headrace._util.shared_memory import Arena, Lease
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, StateMismatchError, StorageError
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.tar.scanner import TarScanner
-from headrace.readers.indexed_shards import Bounds, Checker, IndexedShardProducer, Members, ReadWindow, ShardVisit
+from headrace.readers.indexed_shards import Bounds, IndexedShardProducer, Members, ReadWindow, ShardVisit
 from headrace.readers.protocol import Producer
 from headrace.readers.sequential import (
     Expected,
@@ -440,16 +439,6 @@ def test_shard_shorter_than_its_index_is_a_changed_object(left: int) -> None:
 
 def _all_of_one(count: int) -> list[ReadWindow]:
     return [ReadWindow(0, [ShardVisit("memory://hand/0.tar", 0, np.arange(count))], None)]
-
-
-def test_checker_names_members_with_wrong_bytes() -> None:
-    data = b"aaaabbbbcccc"
-    crc = np.array([crc32c_of(b"aaaa"), crc32c_of(b"xxxx"), crc32c_of(b"cccc")], np.uint32)
-    ones = np.arange(3)
-    rows = Rows(np.array([b"a", b"b", b"c"]), np.arange(4), np.zeros(3, np.int32), 10 + 4 * ones, 4 + 0 * ones, ("x",))
-    checker = Checker("memory://c", Members(rows, crc, 22, Version(22, None)), ones)
-    assert len(checker.feed(memoryview(data), 10, True)) == 0
-    assert checker.wrong == {1: None}
 
 
 # Where they are looked for.
