@@ -156,12 +156,13 @@ async def read_all(reader: Reader, base: str, *, checked: bool) -> list[tuple[by
     for start in (0, 300_000, 600_000):
         part = LONG[start : start + 250_000]
         reads += [(part, read("long/parts", part, start)), (part, read("long/filled", part, start, into=True))]
+    reads += [(LONG[-size:], read(f"long/end{size}", LONG[-size:], -size, into=True)) for size in (5000, 300_000)]
     outcomes = await asyncio.gather(*(read for _, read in reads), return_exceptions=True)
     return list(zip((wanted for wanted, _ in reads), outcomes, strict=True))
 
 
 async def run(faults: str, row: Row, seed: int, *, checked: bool = False) -> list[tuple[bytes, Outcome]]:
-    objects = {"long/whole": LONG, "long/parts": LONG, "long/filled": LONG}
+    objects = {f"long/{name}": LONG for name in ("whole", "parts", "filled", "end5000", "end300000")}
     objects |= {f"{kind}/{n}": SMALL for kind in ("whole", "part") for n in range(6)}
     named = (fault.partition(":") for fault in faults.split("+"))
     rules = [f"{name}:p=0.3,{parameters}" for name, _, parameters in named]

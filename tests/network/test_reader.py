@@ -51,47 +51,6 @@ def reader_with(**changes: Any) -> Reader:
     return Reader(changes.pop("options", OPTIONS), concurrency=concurrency, **changes)
 
 
-PASSING = [
-    ("slowdown:times=3", 3),
-    ("s500:times=2", 2),
-    ("s429:times=2", 2),
-    ("s408:times=1", 1),
-    ("reset_pre:times=2", 2),
-    ("close_pre:times=2", 2),
-    ("close_body:times=3", 3),
-    ("reset_body:times=3", 3),
-    ("short_chunked:times=1", 1),
-    ("stall:times=1,s=3600", 1),
-    ("hang:times=1", 1),
-    ("wrong_range:times=1", 1),
-    ("wrong_range:mode=short,times=1", 1),
-    ("gzipped:times=1", 1),
-    ("ignore_range", 0),
-    ("etag:weak=1", 0),
-    ("etag:none=1", 0),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("data", [BODY, SMALL], ids=["long", "short"])
-@pytest.mark.parametrize("start", [1000, -5000, -300_000])
-@pytest.mark.parametrize(("fault", "retries"), PASSING, ids=[fault for fault, _ in PASSING])
-async def test_read_is_exact_after_a_passing_fault(
-    server: FaultServer, fault: str, retries: int, start: int, data: bytes
-) -> None:
-    if fault == "ignore_range" and start < 0:
-        pytest.skip("a server without ranges has tests of its own")
-    url = server.add(f"{fault}{start}-{len(data)}", data, fault)
-    target = bytearray(len(data) if start > 0 else -start)
-    async with reader_with() as reader:
-        span = await reader.read_into(url, start, memoryview(target))
-        wanted = data[start:]
-        assert (span.start, span.stop, span.size) == (len(data) - len(wanted), len(data), len(data))
-        assert target[: len(wanted)] == wanted
-        assert reader.meter.retries == retries or start < 0
-        assert (reader.meter.in_flight, reader.meter.errors) == (0, 0)
-
-
 async def test_end_is_one_request(server: FaultServer) -> None:
     url, empty = server.add("end", BODY), server.add("empty-end", b"")
     target = memoryview(bytearray(1000))

@@ -12,7 +12,6 @@ from simulation.loop import Deadlock, simulate, simulated
 
 from headrace._util.context import running_charge
 from headrace.errors import (
-    ObjectChangedError,
     StorageError,
     ThrottledError,
 )
@@ -83,18 +82,6 @@ def test_same_seed_is_the_same_run() -> None:
 def test_program_that_waits_for_ever_is_found() -> None:
     with pytest.raises(Deadlock):
         simulate(asyncio.Event().wait(), limit_s=None)  # type: ignore[arg-type]
-
-
-@simulated
-async def test_object_that_changes_while_it_is_read_is_an_error() -> None:
-    store = FaultyStore(random.Random(1), {"a": bytes(100_000)}, p=1.0, faults=("cut",))
-    reader = reader_of(store)
-    task = asyncio.ensure_future(reader.read("a"))
-    await asyncio.sleep(0.021)
-    store.objects["a"] = bytes(99_999)
-    with pytest.raises(ObjectChangedError, match="2 attempts"):
-        await task
-    await reader.aclose()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from headrace.errors import StateMismatchError
 from headrace.order.combined import ChangingShares, ConstantShares, TokenMixing
 from headrace.order.orders import ENDLESS
 from headrace.order.packed_rows import CHOICE, BestFitRow, ConcatRow, Document, PackedRows, fullest
-from headrace.order.packing import BestFitPlan, Bins, ConcatPlan, Packing, PackPlan
+from headrace.order.packing import BestFitPlan, Bins, Packing, PackPlan
 from headrace.order.row_states import InputCursor, RowCursor, RowProgress
 from headrace.order.steps import share
 
@@ -69,15 +69,6 @@ def rooms_by_hand(lengths: list[int], size: int) -> list[int]:
         else:
             rooms.append(size - length)
     return sorted(rooms)
-
-
-@given(lengths=LENGTHS, size=SIZES)
-def test_concatenated_documents_are_cut_at_the_ends_of_sequences(lengths: list[int], size: int) -> None:
-    tokens = [(document, at) for document, length in enumerate(lengths) for at in range(length)]
-    plan = ConcatPlan(np.array(lengths, np.int64), size)
-    found = [[(one, at) for one, start, stop in some for at in range(start, stop)] for some in all_of(plan)]
-    assert found == [tokens[at : at + size] for at in range(0, len(tokens), size)]
-    assert all(start < stop for some in all_of(plan) for _, start, stop in some)
 
 
 @pytest.mark.slow

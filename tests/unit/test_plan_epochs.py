@@ -72,6 +72,8 @@ def test_negative_positions_are_the_end_of_the_previous_epoch(name: str) -> None
     order = planning.order(5)
     assert planning.numbers(order, np.arange(-3, 0)).tolist() == before[1][-3:]
     assert planning.numbers(order, np.arange(-count - 3, 1 - count)).tolist() == [*before[0][-3:], before[1][0]]
+    for position in range(-count - 3, 0):
+        assert position < order.window_end(position) <= (position // count + 1) * count
 
 
 @pytest.mark.parametrize("stream", [
