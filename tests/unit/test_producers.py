@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
@@ -20,7 +20,7 @@ from headrace.readers.indexed_shards import Reading, ReadingAhead
 from headrace.readers.sequential import ShuffleBuffer, Without
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ranges
-from headrace.workers.failures import Failure, Scope
+from headrace.workers.failures import Failure
 from headrace.workers.sample_chunks import ListPart, Part
 
 on_a_loop = pytest.mark.asyncio
@@ -114,23 +114,6 @@ def test_iterator_skips_done_samples_and_marks_earlier_ones(
         assert mark is not None
         state, at = mark
         assert state == at <= number
-
-
-def test_error_of_an_iterator_follows_its_samples_and_is_of_no_sample() -> None:
-    async def broken() -> AsyncIterator[int]:
-        yield 0
-        yield 1
-        raise OSError("the line is dead")
-
-    basin = Basin()
-    options: dict[str, Any] = {"take": None, "buffer": None, "begin": 0, "done": (), "batch_size": 4, "chunk": 4}
-    producer = IterProducer(broken, snapshot=None, pack_error=pack_error, **options)
-    asyncio.run(producer.run(basin))  # type: ignore[arg-type]
-    *before, last = basin.samples
-    assert before == [0, 1]
-    assert isinstance(last, Failure)
-    assert last.error.scope is Scope.MORE
-    assert isinstance(unpack_error(last.error), OSError)
 
 
 @given(

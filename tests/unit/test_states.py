@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ import numpy as np
 import pytest
 from builders.numbers import Counting, Numbers, is_odd
 from builders.tars import put_shards
-from hypothesis import given
-from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.delivery.progress import Progress
@@ -30,9 +27,7 @@ from headrace.order.packing import Packing
 from headrace.order.row_states import RowCursor, RowProgress
 from headrace.state.state import (
     _DEFAULTS,
-    EvenPoints,
     ResumePoint,
-    ResumePoints,
     StagePoint,
     State,
     is_as_saved,
@@ -41,74 +36,13 @@ from headrace.state.state import (
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.failures import NOWHERE, Origin, PackedError
 
-messages = st.lists(st.tuples(st.booleans(), st.lists(st.booleans(), min_size=1, max_size=20)), max_size=8)
 
-
-def states(progress: Progress, last: int) -> list[object]:
-    found: list[object] = []
-    for batches in range(max(0, last - 18), last + 2):
-        try:
-            found.append(progress.state(batches)["step"])
-        except OptionError:
-            found.append(None)
-    return found
-
-
-def remembered(steps: Sequence[ResumePoint], last: int) -> list[object]:
-    known = {step.batches: step for step in steps[-17:] if not step.is_over}
-    return [known.get(batches) for batches in range(max(0, last - 18), last + 2)]
-
-
-def points(first: int, count: int, *, is_run: bool) -> ResumePoints:
-    marks = [("mark", first + k + 1) for k in range(count)]
-    covers = ((0, first),) if first else ()
-    if is_run:
-        return EvenPoints(ResumePoint(covers, first), count, 1, marks)
-    return [ResumePoint(((0, first + k + 1),), first + k + 1, marks[k]) for k in range(count)]
-
-
-@pytest.mark.slow
-@given(messages)
-def test_states_do_not_depend_on_how_samples_are_grouped(
-    messages: list[tuple[bool, list[bool]]],
-) -> None:
-    progress = Progress(ResumePoint(), lambda received: {"step": received})
-    steps, first, failed = [ResumePoint()], 0, None
-
-    def passed(samples: int) -> None:
-        last, at = steps[-1], steps[-1].batches
-        steps.append(
-            replace(
-                last,
-                batches=at + 1,
-                samples=last.samples + samples,
-                used=last.used + 1,
-                covers=((0, at + 1),),
-                mark=("mark", at + 1),
-            )
-        )
-
-    for is_run, fails in messages:
-        after = points(first, len(fails), is_run=is_run)
-        for number, fail in enumerate(fails):
-            progress.ask()
-            if failed is not None:
-                passed(0)
-            failed = number if fail else None
-            arrived = Arrived(lambda: None, 1, after, number)
-            if fail:
-                progress.fail(arrived)
-            else:
-                progress.receive(arrived)
-                passed(1)
-            assert progress.received == steps[-1]
-        first += len(fails)
-        assert states(progress, first) == remembered(steps, first)
-    if failed is not None:
-        passed(0)
-    progress.end()
-    assert progress.received == replace(steps[-1], is_over=True)
-    assert progress.state() == {"step": replace(steps[-1], is_over=True)}
+def test_failed_batch_is_used_at_the_next_request_and_adds_no_samples() -> None:
+    progress = Progress(ResumePoint(), lambda received: {})
+    progress.fail(Arrived(lambda: None, 1, [ResumePoint(((0, 1),), 1)], 0))
+    assert progress.received == ResumePoint()
+    progress.ask()
+    assert progress.received == ResumePoint(((0, 1),), 1, batches=1)
 
 
 @pytest.mark.parametrize("marks", [True, False])

@@ -399,19 +399,6 @@ def test_slow_samples_of_a_block_are_divided_among_workers() -> None:
     run_with(check, [[1], [1], [1], [1]], open_s=0.0)  # it is not known yet
 
 
-def test_tasks_for_a_silent_worker_are_sent_to_another() -> None:
-    async def check(run: Queued) -> None:
-        one = run.owner_of(0)
-        assert run.given[1 - one] == set()
-        while not run.given[1 - one]:  # time passes where nothing else is to be done; if none will help, it is an error
-            await asyncio.sleep(0.5)
-            assert asyncio.get_running_loop().time() < 60
-        assert run.given[1 - one] == {2, 3}
-        assert run.given[one] == {0, 1}
-
-    run_with(check, [[1], [1], [1], [1]])
-
-
 def test_threads_share_open_blocks() -> None:
     async def main() -> None:
         run = Queued([task(Finish.CHECK, 0, 0, [1]), task(Finish.CHECK, 1, 1, [1])], workers=2)
