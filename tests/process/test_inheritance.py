@@ -123,22 +123,18 @@ def test_handlers_stay_in_the_trainer_when_they_hold_more_than_a_standard_stream
         assert in_worker(lambda: len(logging.getLogger().handlers)) == 0
 
 
-def test_collate_map_holds_in_a_worker_with_types_of_the_script_and_in_its_order() -> None:
+def test_collate_map_holds_in_a_worker_with_its_types_functions_and_order() -> None:
     class Point(int):
         pass
 
     before = dict(default_collate_fn_map)
     default_collate_fn_map.clear()
     default_collate_fn_map.update({Point: lambda batch, **_: [-point for point in batch], **before})
+    default_collate_fn_map.update({int: collate_str_fn, (float, complex): lambda batch, **_: len(batch)})
     del default_collate_fn_map[bytes]
-    kinds = in_worker(lambda: [*map(str, default_collate_fn_map), default_collate([Point(1), Point(2)])])
-    assert kinds == [*map(str, default_collate_fn_map), [-1, -2]]
-
-
-def test_collate_map_holds_in_a_worker_when_a_function_was_exchanged() -> None:
-    default_collate_fn_map[int] = collate_str_fn
-    default_collate_fn_map[float, complex] = lambda batch, **_: len(batch)
-    assert in_worker(lambda: [default_collate([1, 2]), default_collate([1j, 2j])]) == [[1, 2], 2]
+    collated = in_worker(lambda: [default_collate(batch) for batch in ([Point(1), Point(2)], [1, 2], [1j, 2j])])
+    assert collated == [[-1, -2], [1, 2], 2]
+    assert in_worker(lambda: [*map(str, default_collate_fn_map)]) == [*map(str, default_collate_fn_map)]
 
 
 def test_collate_map_is_an_error_that_names_the_type_when_an_entry_does_not_pickle() -> None:

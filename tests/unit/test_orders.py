@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from unit import order_reference as reference
 
 from headrace.errors import OptionError
-from headrace.order.combined import ConcatOrder, InterleaveLayout, InterleaveOrder, ZipOrder
+from headrace.order.combined import ConcatOrder, InterleaveLayout, InterleaveOrder
 from headrace.order.cursor import Cursor, compressed
 from headrace.order.orders import (
     ENDLESS,
@@ -400,15 +400,6 @@ def test_window_of_each_position_ends_after_it(sizes: list[int], block: int) -> 
         ends = [order.window_end(position) for position in range(order.count)]
         assert all(end > position for position, end in enumerate(ends))
         assert ends == sorted(ends)
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
-def test_number_of_a_tuple_combines_its_parts(radices: list[int], data: st.DataObject) -> None:
-    digits = [data.draw(st.lists(st.integers(0, radix - 1), min_size=5, max_size=5)) for radix in radices]
-    given_by = [(radix, lambda at, some=some: np.array(some)[at]) for radix, some in zip(radices, digits, strict=True)]
-    order = ZipOrder(5, given_by)
-    numbers = [number for _, number in located(order, range(5))]
-    assert numbers == [np.ravel_multi_index(one, radices) for one in zip(*digits, strict=True)]
 
 
 def test_windows_of_a_concat_are_those_of_its_inputs() -> None:

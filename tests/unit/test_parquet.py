@@ -7,7 +7,7 @@ import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builders.parquet import of_table, pages_table
+from builders.parquet import of_table, pages_table, varint
 from builders.stored import rows
 from unit.arrow_columns import ARRAYS, plain
 from unit.parquet_reads import blocks_of, indexed, put
@@ -318,3 +318,95 @@ def test_differences_of_any_width_are_read(bits: int) -> None:
     page = ThriftReader(memoryview(body)[start:])
     page.struct()
     assert delta_numbers(memoryview(body)[start + page.at :], 1000).tolist() == numbers.tolist()
+
+
+# Damage at each place of the structure: whole rows, then one error that names the file, or the same rows.
+
+
+ROWS = [{"n": k, "text": f"text {k}"} for k in range(20)]
+CHECKED = of_table(
+    pa.Table.from_pylist(ROWS), row_group_size=10, compression="none", write_page_checksum=True, use_dictionary=False
+)
+FOOTER = footer_of(CHECKED)
+CHUNKS = [
+    pq.ParquetFile(pa.BufferReader(CHECKED)).metadata.row_group(group).column(column)
+    for group in range(2)
+    for column in range(2)
+]
+
+
+def read_damaged(data: bytes) -> tuple[str, list[dict[str, object]], Exception | None]:
+    url, got = put(data), list[dict[str, object]]()
+    try:
+        got.extend({"n": one["n"], "text": one["text"]} for one in hr.stream(url))
+    except (FormatError, hr.DecodeError) as error:
+        return url, got, error
+    return url, got, None
+
+
+def places() -> Iterator[int]:
+    for chunk in CHUNKS:
+        yield from range(chunk.data_page_offset, chunk.data_page_offset + 12, 5)
+        yield chunk.data_page_offset + chunk.total_compressed_size - 1
+    yield from range(FOOTER, len(CHECKED) - 8, 37)
+    yield from range(len(CHECKED) - 8, len(CHECKED))
+
+
+def flipped(at: int, bits: int) -> bytes:
+    return CHECKED[:at] + bytes([CHECKED[at] ^ bits]) + CHECKED[at + 1 :]
+
+
+def test_file_that_is_cut_off_anywhere_is_an_error_that_names_it() -> None:
+    for stop in sorted({*places(), 0, 3, 4, 11, 12}):
+        url, got, error = read_damaged(CHECKED[:stop])
+        assert got == []
+        assert isinstance(error, FormatError)
+        assert url in str(error)
+
+
+@pytest.mark.slow
+def test_changed_byte_is_an_error_after_whole_rows_or_changes_none() -> None:
+    """Except for names and types in the schema, which nothing can verify, and the writer's name."""
+    for at in sorted({*places(), 0, 1, 3}):
+        url, got, error = read_damaged(flipped(at, 0x41))
+        if at < FOOTER:
+            assert got == ROWS[: len(got)], at
+            assert len(got) % 10 == 0, f"{at}: rows of a group come together or not at all"
+            assert (error is None) == (len(got) == 20), at
+        if error is not None:
+            assert url in str(error), at
+
+
+def test_error_of_a_damaged_page_names_row_and_column() -> None:
+    url, got, error = read_damaged(flipped(CHUNKS[3].data_page_offset + CHUNKS[3].total_compressed_size - 1, 1))
+    assert got == ROWS[:10]
+    assert isinstance(error, hr.DecodeError)
+    assert f"sample '10' of {url}" in str(error)
+    assert "column 'text': the page at byte 0: " in str(error)
+
+
+FIRST = CHUNKS[0].data_page_offset
+OVERLAP = f"is damaged, or not read here: two columns have the bytes at {FIRST + 1}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("which", "new", "why"), [
+    *((which, new, "") for which in (1, 2, 3) for new in (-1, -(2**62), 1, FOOTER, len(CHECKED), 2**62)),
+    (1, FIRST + 1, OVERLAP),
+])  # fmt: skip
+def test_column_at_a_wrong_offset_is_an_error_that_names_it(which: int, new: int, why: str) -> None:
+    chunk = CHUNKS[which]
+    moved = with_footer(CHECKED, lambda footer: footer.replace(varint(chunk.data_page_offset), varint(new)))
+    assert moved != CHECKED
+    ThriftReader(moved[FOOTER:-8]).struct()
+    url, got, error = read_damaged(moved)
+    assert got == []
+    assert url in str(error)
+    assert (why or f"column '{chunk.path_in_schema}' of group {which // 2}") in str(error)
+
+
+@pytest.mark.slow
+def test_chosen_columns_of_ten_thousand_are_read() -> None:
+    wide = of_table(pa.table({f"c{k}": [k] for k in range(10_000)}), compression="none", write_statistics=False)
+    data = hr.stream(put(wide), format=hr.Parquet(columns=["c9999", "c7"], where=[("c5000", "=", 5000)]))
+    assert [(one["c7"], one["c9999"]) for one in data] == [(7, 9999)]

@@ -54,14 +54,8 @@ class LostError(Exception):
 
 @dataclass(eq=False)
 class Waiting:
-    """Somebody waits to be answered.
+    """Somebody waits to be answered, for a shard: its number, or its address where it is read."""
 
-    Attributes:
-        kind: "read", "again", "room" or "scan".
-        shard: what it is for: a number, or the address of what is read.
-    """
-
-    kind: str
     shard: int | str
     answer: Callable[[], Any]
     future: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -147,8 +141,8 @@ class ByHand:
     def _begin(self) -> None:
         self.running = self.loop.create_task(self.producer.run(self))  # type: ignore[arg-type]
 
-    async def _ask(self, kind: str, shard: int | str, answer: Callable[[], Any]) -> Any:
-        waiting = Waiting(kind, shard, answer)
+    async def _ask(self, shard: int | str, answer: Callable[[], Any]) -> Any:
+        waiting = Waiting(shard, answer)
         self.waiting.append(waiting)
         try:
             return await waiting.future
@@ -172,7 +166,7 @@ class ByHand:
             version = f"version {next(self._reads)}" if url in self.world.renewed else None
             return Span(start, stop, size, version, self.world.gives_whole)
 
-        span: Span = await self._ask("read", url, answer)
+        span: Span = await self._ask(url, answer)
         return span
 
     async def read(
@@ -186,7 +180,7 @@ class ByHand:
             data = (self.world.archives[url] if self.world.heals else self.world.seen(url))[start:stop]
             return data if check(data) else b""  # it was asked again, past the cache
 
-        data: bytes = await self._ask("again", url, answer)
+        data: bytes = await self._ask(url, answer)
         return data
 
     def members(self, url: str, rows: Ints) -> Members:
@@ -198,7 +192,7 @@ class ByHand:
     # What it sees as its flow.
 
     async def lease(self, size: int, rank: tuple[int, ...]) -> Lease:
-        lease: Lease = await self._ask("room", rank[0], lambda: self.arena.lease(size))
+        lease: Lease = await self._ask(rank[0], lambda: self.arena.lease(size))
         return lease
 
     def drop(self, lease: Lease) -> None:
@@ -219,7 +213,7 @@ class ByHand:
             return there.feed(lease.view, offset, last), there
 
         try:
-            return await self._ask("scan", order, answer)
+            return await self._ask(order, answer)
         finally:
             held.release()
 
