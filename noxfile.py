@@ -157,7 +157,7 @@ def peers(session: nox.Session, group: str) -> None:
     """Run the resume test on headrace and on the peers, into one table."""
     install(session, f"peers-{group}", *PEERS[group])
     found = session.cache_dir / "resume.jsonl"
-    session.run("python", "tests/full/peers/run.py", "--json", str(found), *session.posargs)
+    session.run("python", "benchmarks/resume_test/run.py", "--json", str(found), *session.posargs)
 
 
 @nox.session

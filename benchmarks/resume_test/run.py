@@ -1,6 +1,6 @@
 """The resume test on every library that is installed here; prints Markdown tables.
 
-    python tests/full/peers/run.py [CONTESTANT ...]
+    python benchmarks/resume_test/run.py [CONTESTANT ...]
 
 Libraries whose requirements exclude one another take turns, in environments of their own, with one `--json FILE`: it
 keeps what was found, and the tables show all of it. `--svg FOLDER` draws the first table, light and dark.
@@ -15,13 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import readme_pictures as pictures
-from full.peers.contestants import ALL, HEADRACE, PACKED
-from full.peers.phase import size_of
-from full.peers.resume import SCENARIOS, Course, Failure
+from resume_test.contestants import ALL, HEADRACE, PACKED
+from resume_test.course import SCENARIOS, Course, Failure
+from resume_test.phase import size_of
 
 Row = dict[str, Any]
 OF_TOKENS = {*PACKED, "grain_packed"}  # a table of their own: what is counted are tokens

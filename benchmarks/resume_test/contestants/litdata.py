@@ -7,7 +7,7 @@ from pathlib import Path
 
 import litdata
 import torch.distributed
-from full.peers.contestants import SEED, SHARDS, Contestant, Setting
+from resume_test.contestants import SEED, SHARDS, Contestant, Setting
 
 
 class Streaming(Contestant):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import streaming
-from full.peers.contestants import SEED, SHARDS, Contestant, Reads, Setting
+from resume_test.contestants import SEED, SHARDS, Contestant, Reads, Setting
 
 BYTES_OF_A_SAMPLE = 20  # as its writer counts them
 

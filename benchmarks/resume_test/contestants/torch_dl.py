@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from full.peers.contestants import SEED, Contestant, NoStateError, Reads, Setting
+from resume_test.contestants import SEED, Contestant, NoStateError, Reads, Setting
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 

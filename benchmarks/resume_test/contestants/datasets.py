@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 from datasets.distributed import split_dataset_by_node
-from full.peers.contestants import SEED, SHARDS, Contestant, Setting
+from resume_test.contestants import SEED, SHARDS, Contestant, Setting
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 

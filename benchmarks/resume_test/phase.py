@@ -1,4 +1,4 @@
-"""One process of the resume test: `python -m full.peers.phase JOB ANSWER`, both files of JSON.
+"""One process of the resume test: `python -m resume_test.phase JOB ANSWER`, both files of JSON.
 
 It iterates, saves states on the way, and ends; or it begins with states that other processes have saved.
 """
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from full.peers.contestants import ALL, Contestant, NoStateError, Setting
+from resume_test.contestants import ALL, Contestant, NoStateError, Setting
 
 READ_AHEAD_S = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")

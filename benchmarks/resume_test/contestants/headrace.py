@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from full.peers.contestants import SEED, Contestant, Reads, Setting, write_tars
+from resume_test.contestants import SEED, Contestant, Reads, Setting, write_tars
 
 import headrace as hr
 

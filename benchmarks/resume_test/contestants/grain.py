@@ -7,8 +7,8 @@ from typing import Any
 
 import grain
 import numpy as np
-from full.peers.contestants import SEED, Contestant, Reads, Setting
 from grain.experimental import ElasticIterator, FirstFitPackIterDataset
+from resume_test.contestants import SEED, Contestant, Reads, Setting
 
 
 class Numbers(grain.sources.RandomAccessDataSource):

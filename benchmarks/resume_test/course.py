@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from full.peers.contestants import Setting
-from full.peers.phase import size_of
+from resume_test.contestants import Setting
+from resume_test.phase import size_of
 
 SAMPLES = 2400  # so that no batch, rank or worker gets fewer than another
 STOPPED = 37  # batches before the interruption
@@ -99,7 +99,7 @@ def start(command: list[str], folder: Path, rank: int = 0, world: int = 1, port:
         environment |= {name: str(value) for name, value in zip(names, values, strict=True)}
     # Nothing is fetched from the hub, and threads of arithmetic are of no use.
     environment |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "OMP_NUM_THREADS": "1"}
-    path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    path = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     with (folder / "errors").open("ab") as errors:
         return subprocess.Popen(
             command,
@@ -148,7 +148,7 @@ class Course:
 
     def write(self) -> None:
         self._data.mkdir()
-        code = "import sys; from pathlib import Path; from full.peers.contestants import ALL"
+        code = "import sys; from pathlib import Path; from resume_test.contestants import ALL"
         call = f"ALL[{self.contestant!r}].load().write(Path({str(self._data)!r}), {self.samples})"
         writer = start([sys.executable, "-c", f"{code}; {call}"], self.folder)
         finish([writer])
@@ -241,7 +241,7 @@ class Course:
                 }
                 place, answer = Path(folder, f"job.{rank}"), Path(folder, f"answer.{rank}")
                 place.write_text(json.dumps(job))
-                command = [sys.executable, "-m", "full.peers.phase", str(place), str(answer)]
+                command = [sys.executable, "-m", "resume_test.phase", str(place), str(answer)]
                 processes.append(start(command, self.folder, rank, setting.world, port))
                 answers.append(answer)
             finish(processes)

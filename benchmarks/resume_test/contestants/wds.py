@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import webdataset as wds
-from full.peers.contestants import SEED, SHARDS, Contestant, NoStateError, Setting, write_tars
+from resume_test.contestants import SEED, SHARDS, Contestant, NoStateError, Setting, write_tars
 
 
 class Shards(Contestant):
