@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import flat, loaded, state_after
+from builders.loops import loaded, state_after
 from full.contributed.documented import in_turn
 from full.contributed.operators import noisy_copies
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.ops import registry
@@ -105,16 +102,6 @@ def test_order_operator_draws_another_order_in_each_pass_and_epoch() -> None:
     assert len(set(passes)) == 4
     assert all([n // 4 for n in one] == list(range(50)) for one in passes)
     assert [tuple(batch.tolist()) for batch in hr.DataLoader(data, batch_size=50, seed=7)] == passes[:2]
-
-
-@settings(max_examples=25, deadline=None)
-@given(lengths=st.lists(st.integers(0, 12), max_size=30), most=st.integers(1, 15))
-def test_token_batches_are_full_and_within_their_budget(lengths: Sequence[int], most: int) -> None:
-    data = hr.from_map([{"n": "x" * n} for n in lengths]).apply_op("token_batches", most)
-    batches = [[len(sample["n"]) for sample in batch] for batch in delivered(data)]
-    assert flat(batches) == list(lengths)
-    assert all(sum(batch) <= most or len(batch) == 1 for batch in batches)
-    assert all(sum(batch) + following[0] > most for batch, following in itertools.pairwise(batches))
 
 
 # States

@@ -8,10 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    default_collate,
-)
+from torch.utils.data import BatchSampler, default_collate
 from watching import Images, Note, attempt, program, run, seed_worker
 
 
