@@ -8,17 +8,16 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import pickle
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from cpu import cpu_s
 from resume_test.contestants import ALL, Contestant, NoStateError, Setting
 
 READ_AHEAD_S = 10.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
 def play(job: dict[str, Any]) -> dict[str, Any]:
     made = ALL[job["contestant"]].load()
     setting = Setting(**job["setting"])
-    started, before_s = time.perf_counter(), cpu_s(os.getpid())
+    started, before_s = time.perf_counter(), cpu_s()
     contestant = made(setting)
     if job["states"]:
         contestant.load([unpacked(state) for state in job["states"]])
@@ -48,7 +47,7 @@ def play(job: dict[str, Any]) -> dict[str, Any]:
             for batch in batches:
                 if not first:
                     first["wall_s"] = time.perf_counter() - started
-                    first["cpu_s"] = cpu_s(os.getpid()) - before_s
+                    first["cpu_s"] = cpu_s() - before_s
                     first["reads"] = reads(setting)
                 epochs[-1].append(batch)
                 if len(epochs) == 1:
@@ -108,17 +107,6 @@ def size_of(text: str) -> int:
 
 def _is_same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and of all below it, with those that have ended and were waited for."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / TICKS + sum(map(cpu_s, children))
 
 
 if __name__ == "__main__":

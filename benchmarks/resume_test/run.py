@@ -9,20 +9,18 @@ keeps what was found, and the tables show all of it. `--svg FOLDER` draws the fi
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import readme_pictures as pictures
+import tables
 from resume_test.contestants import ALL, HEADRACE, PACKED
 from resume_test.course import SCENARIOS, Course, Failure
 from resume_test.phase import size_of
 
-Row = dict[str, Any]
 OF_TOKENS = {*PACKED, "grain_packed"}  # a table of their own: what is counted are tokens
 
 
@@ -38,21 +36,19 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.contestants) - set(ALL):
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(ALL)}")
-    rows: dict[str, Row] = {}
+    rows: dict[str, tables.Row] = {}
     if options.json and options.json.exists():
-        rows = {row["contestant"]: row for row in map(json.loads, options.json.read_text().splitlines())}
+        rows = {row["contestant"]: row for row in tables.read(options.json)}
     for name in options.contestants or ALL:
         if missing := ALL[name].missing:
             if name not in rows:
                 print(f"{ALL[name].label}: not installed: {', '.join(missing)}", file=sys.stderr)
             continue
         rows[name] = rows.get(name, {}) | row_of(name, options.large, options.runs)
-        if options.json:
-            with options.json.open("a") as file:
-                file.write(json.dumps(rows[name]) + "\n")
+        tables.append(options.json, rows[name])
     shown = [rows[name] for name in ALL if name in rows]
     samples, tokens = ([row for row in shown if (row["contestant"] in OF_TOKENS) == of] for of in (False, True))
-    print("\n\n".join(verdicts(rows) for rows in (samples, tokens) if rows))
+    print("\n".join(verdicts(rows) for rows in (samples, tokens) if rows))
     if options.svg:
         draw(samples, options.svg)
     if any("first" in row for row in shown):
@@ -60,8 +56,8 @@ def main() -> int:
     return 0
 
 
-def row_of(name: str, large: int, runs: int) -> Row:
-    row: Row = {"contestant": name, "version": ALL[name].version}
+def row_of(name: str, large: int, runs: int) -> tables.Row:
+    row: tables.Row = {"contestant": name, "version": ALL[name].version}
     try:
         with tempfile.TemporaryDirectory() as folder:
             course = Course(name, Path(folder))
@@ -86,23 +82,23 @@ def _told(course: Course, scenario: str) -> str:
     return str(verdict)
 
 
-def verdicts(rows: list[Row]) -> str:
-    table = [["", *(scenario.told for scenario in SCENARIOS.values())]]
+def verdicts(rows: list[tables.Row]) -> str:
+    table = []
     for row in rows:
         found = row.get("verdicts", {})
         table.append([_name(row), *(found.get(scenario, row.get("failure", "")) for scenario in SCENARIOS)])
-    return _markdown(table)
+    return tables.markdown(["", *(scenario.told for scenario in SCENARIOS.values())], table)
 
 
-def draw(rows: list[Row], folder: Path) -> None:
+def draw(rows: list[tables.Row], folder: Path) -> None:
     for theme in (pictures.LIGHT, pictures.DARK):
         grid = pictures.resume_grid(pictures.cells(verdicts(rows)), theme)
         (folder / f"resume_{theme.name}.svg").write_text(grid)
 
 
-def costs(rows: list[Row]) -> str:
+def costs(rows: list[tables.Row]) -> str:
     head = ["state, bytes", "of the large data set", "first batch, s", "resumed, s", "CPU, s", "resumed, CPU s"]
-    table = [["", *head, "samples read", "resumed, samples read"]]
+    table = []
     for row in rows:
         if "first" not in row:
             continue
@@ -110,18 +106,13 @@ def costs(rows: list[Row]) -> str:
         pairs = [f"{side[name]:.2f}" for name in ("wall_s", "cpu_s") for side in (fresh, resumed)]
         reads = [f"{side['reads']:,}" for side in (fresh, resumed)]
         table.append([_name(row), f"{row['state_bytes']:,}", f"{row['large_state_bytes']:,}", *pairs, *reads])
-    return _markdown(table)
+    return tables.markdown(["", *head, "samples read", "resumed, samples read"], table)
 
 
-def _name(row: Row) -> str:
+def _name(row: tables.Row) -> str:
     """The label, with the version of a library that is not this one."""
     label, version = ALL[row["contestant"]].label, row["version"]
     return label if row["contestant"] in HEADRACE | PACKED else f"{label} ({version})"
-
-
-def _markdown(table: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in table]
-    return "\n".join([lines[0], "|" + "---|" * len(table[0]), *lines[1:]])
 
 
 if __name__ == "__main__":
