@@ -97,6 +97,12 @@ def outcomes_of(loader: Any) -> list[Any]:
             got.append(error)
 
 
+def outcomes(data: Any, **options: Any) -> list[Any]:
+    """The batches of one epoch, and the errors in their places."""
+    with hr.DataLoader(data, **options) as loader:
+        return outcomes_of(loader)
+
+
 def outcomes_later(data: Any, **options: Any) -> list[Any]:
     async def main() -> list[Any]:
         got: list[Any] = []

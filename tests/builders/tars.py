@@ -72,6 +72,12 @@ def put_index(urls: list[str], name: str = "", **options: Any) -> str:
     return url
 
 
+def put_indexed(name: str, counts: Sequence[int]) -> hr.Stream:
+    """A stream of shards of so many samples each, with an index."""
+    urls = put_shards(name, counts)
+    return hr.stream(urls, index=put_index(urls, name))
+
+
 def number_of(sample: dict[str, Any]) -> int:
     return int(sample["cls"])
 

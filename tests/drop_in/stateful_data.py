@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from drop_in.acting import Made
 from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
@@ -188,5 +189,7 @@ def resumed(loader: hr.DataLoader[Any], state: dict[str, Any], **options: Any) -
     return loader
 
 
-def flat(batches: Any) -> list[Any]:
-    return [sample for batch in batches for sample in batch]
+def refused(loader: hr.DataLoader[Any], state: Any, text: str, field: str, **options: Any) -> None:
+    with pytest.raises(hr.StateMismatchError, match=text) as caught:
+        loader.load_state_dict(state, **options)
+    assert caught.value.field == field

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from drop_in.stateful_data import Numbers, Stream, begun, flat, loader_of, resumed, through_text
+from builders.loops import flat
+from drop_in.stateful_data import Numbers, Stream, begun, loader_of, resumed, through_text
 from torch.utils.data import get_worker_info
 
 import headrace as hr
@@ -92,23 +93,14 @@ def test_copies_go_on_with_what_is_left_when_batches_come_out_of_order(batches: 
     assert_complete(got + flat(resumed(threads_on(Logged(), in_order=False), state)))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("was_in_order", "is_in_order"), [(False, True), (False, False), (True, False)])
 @pytest.mark.parametrize("every", [None, 0, 3])
-def test_copies_go_on_with_what_is_left_when_order_was_once_not_kept(every: int | None, in_order: bool) -> None:
-    got, state = out_of_order(Logged, 2)
-    options: dict[str, Any] = {"in_order": in_order, "snapshot_every_n_steps": every}
+def test_copies_go_on_with_what_is_left_when_order_is_not_always_kept(
+    every: int | None, was_in_order: bool, is_in_order: bool
+) -> None:
+    got, state = goes_on({}, 3, snapshot_every_n_steps=0) if was_in_order else out_of_order(Logged, 2)
+    options: dict[str, Any] = {"in_order": is_in_order, "snapshot_every_n_steps": every}
     for batches in (1, 2, 1):
-        more, state = goes_on(state, batches, **options)
-        got += more
-    assert_complete(got + flat(resumed(threads_on(Logged(), **options), state)))
-
-
-@pytest.mark.parametrize("every", [None, 0, 3])
-def test_copies_go_on_with_what_is_left_when_order_is_not_kept_any_more(every: int | None) -> None:
-    got, state = goes_on({}, 3, snapshot_every_n_steps=0)
-    options: dict[str, Any] = {"in_order": False, "snapshot_every_n_steps": every}
-    for batches in (1, 2):
         more, state = goes_on(state, batches, **options)
         got += more
     assert_complete(got + flat(resumed(threads_on(Logged(), **options), state)))

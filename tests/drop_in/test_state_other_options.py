@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders.loops import flat
 from drop_in.stateful_data import (
     Counted,
     EpochSampler,
@@ -12,8 +13,8 @@ from drop_in.stateful_data import (
     Numbers,
     Stream,
     begun,
-    flat,
     loader_of,
+    refused,
     resumed,
     through_text,
 )
@@ -22,6 +23,7 @@ from torch.utils.data import BatchSampler
 import headrace as hr
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
+BATCH_SIZE = "^batch_size: ", "batch_size"
 
 
 def state_after(dataset: Any, batches: int, **options: Any) -> dict[str, Any]:
@@ -30,12 +32,6 @@ def state_after(dataset: Any, batches: int, **options: Any) -> dict[str, Any]:
 
 def keys(batches: Any) -> list[int]:
     return [sample if isinstance(sample, int) else sample[0] for sample in flat(batches)]
-
-
-def refused(state: dict[str, Any], loader: hr.DataLoader[Any], **options: Any) -> None:
-    with pytest.raises(hr.StateMismatchError, match=r"^batch_size: ") as told:
-        loader.load_state_dict(state, **options)
-    assert told.value.field == "batch_size"
 
 
 @pytest.mark.slow
@@ -103,12 +99,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], int, dict[str, Any],
 def test_state_of_another_batch_size_is_refused_when_batches_would_be_made_again(case: str) -> None:
     kind, saved, batches, loaded, force = REFUSED[case]
     state = state_after(kind(), batches, **saved)
-    refused(state, loader_of(kind(), **{**saved, "batch_size": 1, **loaded}), force=force)
+    refused(loader_of(kind(), **{**saved, "batch_size": 1, **loaded}), state, *BATCH_SIZE, force=force)
 
 
 def test_state_of_another_batch_size_is_refused_when_batches_came_out_of_order() -> None:
     state = {**state_after(Numbers(), 2, batch_size=2), "beyond": [[3, 4]]}
-    refused(state, loader_of(Numbers()), force=True)
+    refused(loader_of(Numbers()), state, *BATCH_SIZE, force=True)
 
 
 class Pairs(BatchSampler):
@@ -122,7 +118,7 @@ def test_batch_size_of_a_batch_sampler_counts_when_it_is_torchs(kind: type[Batch
 
     _, state, rest = begun(make(4))
     if kind is Pairs:
-        refused(state, make(2))
+        refused(make(2), state, *BATCH_SIZE)
     else:
         assert flat(resumed(make(2), state)) == flat(rest)
 

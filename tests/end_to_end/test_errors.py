@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import first_of, given_later, loaded, outcomes_later, outcomes_of, words
+from builders.loops import first_of, given_later, loaded, outcomes, outcomes_later, words
 from builders.numbers import Iterated, Made, Named, later
 from builders.tars import number_of, numbered_samples, put_shards, tar, wanted_sample
 from corpus import GROUPS, Case
@@ -373,8 +373,7 @@ QUICK = hr.Fetch(attempts=2, backoff_s=0.0)
 
 
 def run(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"batch_size": 2, "fetch": QUICK, "timeout": 30, **options}) as loader:
-        return outcomes_of(loader)
+    return outcomes(data, **{"batch_size": 2, "fetch": QUICK, "timeout": 30, **options})
 
 
 def run_later(data: Any, **options: Any) -> list[Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from builders.loops import loaded, outcomes_of
+from builders import loops
+from builders.loops import loaded
 from builders.tars import Fields, index_file, index_of_archive, number_of, numbered_samples, put_index, put_shards, tar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -334,8 +335,7 @@ def flip(shards: list[str], *numbers: int) -> None:
 
 
 def outcomes(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, batch_size=None, **options) as loader:
-        return outcomes_of(loader)
+    return loops.outcomes(data, batch_size=None, **options)
 
 
 @pytest.mark.slow

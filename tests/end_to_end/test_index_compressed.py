@@ -18,7 +18,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from builders.loops import flat, loaded, rest_of, resumed_anywhere, state_after
+from builders.loops import flat, loaded, outcomes, rest_of, resumed_anywhere, state_after
 from builders.seekable import in_frames
 from builders.tars import index_file, number_of, numbered_samples, tar
 
@@ -60,17 +60,6 @@ def built_index(url: str, limits: Limits = DEFAULTS) -> ShardIndex:
             return await build_shard(reader, url, limits=limits)
 
     return asyncio.run(build())
-
-
-def batches(data: Any, **options: Any) -> list[Any]:
-    """The batches, and last the error that ended them, if one did."""
-    got: list[Any] = []
-    with hr.DataLoader(data, **options) as loader:
-        try:
-            got.extend(loader)
-        except hr.HeadraceError as error:
-            got.append(error)
-    return got
 
 
 def test_operators_that_take_samples_from_anywhere_refuse_compressed_shards_at_once(tmp_path: Path) -> None:
@@ -194,7 +183,7 @@ def test_compressed_shards_give_the_batches_of_plain_ones(ending: str, workers: 
     options: dict[str, Any] = {"batch_size": 16, "num_workers": workers, "fetch": SMALL}
     for order in (lambda data: data, lambda data: data.shuffle(seed=3)):
         streams = [order(hr.stream([url, url])).decode().select("bin", "cls") for url in (packed, plain)]
-        left, right = (batches(stream.map(without_url), **options) for stream in streams)
+        left, right = (outcomes(stream.map(without_url), **options) for stream in streams)
         assert len(left) == 12
         assert same(left, right)
 
@@ -217,7 +206,7 @@ def test_zeros_in_members_and_members_after_zeros_are_a_bomb(ending: str) -> Non
     zeros = bytes(40 * 2**20)
     for whole in (tar([("a", {"bin": zeros})]), tar([("a", {"bin": b"x"})]) + zeros + b"x" * 2**22):
         url = put_shard(PACK[ending](whole), f"tar.{ending}")
-        assert isinstance(batches(hr.stream(url, limits=limits), batch_size=None)[-1], hr.errors.LimitError)
+        assert isinstance(outcomes(hr.stream(url, limits=limits), batch_size=None)[-1], hr.errors.LimitError)
         with pytest.raises(hr.errors.LimitError):
             built_index(url, limits)
 
@@ -227,7 +216,7 @@ def test_member_that_is_too_large_fails_by_its_own_limit_also_where_it_is_a_bomb
     limits = hr.Limits(unpacked_free_bytes=2**20, unpacked_ratio=10, member_bytes=2**20)
     whole = tar([("a", {"bin": b"x"}), ("b", {"bin": bytes(2**24)})])
     url = put_shard(PACK[ending](whole) if ending else whole, f"tar.{ending}".rstrip("."))
-    sample, error = batches(hr.stream(url, limits=limits), batch_size=None)
+    sample, error = outcomes(hr.stream(url, limits=limits), batch_size=None)
     assert sample["__key__"] == "a"
     expected = r"^the size of the member 'b\.bin' is 16777216 bytes, over the limit of 1048576 "
     assert re.match(expected, str(error))
@@ -246,7 +235,7 @@ def test_any_memory_budget_is_enough(budget: Any, window: int | None, workers: i
     if window is not None:
         data = data.shuffle("window", window=window, seed=1)
     options = {"batch_size": 100, "collate_fn": list, "timeout": 20, "fetch": hr.Fetch(range_bytes=65536)}
-    keys = [key for batch in batches(data, memory_budget=budget, num_workers=workers, **options) for key, _ in batch]
+    keys = [key for batch in outcomes(data, memory_budget=budget, num_workers=workers, **options) for key, _ in batch]
     assert sorted(keys) == [key for samples in shards for key, _ in samples]
     assert (keys == sorted(keys)) == (window is None)
 
@@ -256,7 +245,7 @@ def test_first_batches_that_are_larger_than_what_is_read_ahead_come() -> None:
     members = np.random.default_rng(0).integers(0, 16, (200, 120_000), np.uint8)
     archive = tar([(f"{n:03d}", {"bin": member.tobytes()}) for n, member in enumerate(members)])
     data = hr.stream([put_shard(gzip.compress(archive, 1), "tar.gz")] * 5).to_tuple("bin")
-    assert [len(batch) for batch in batches(data, batch_size=500, collate_fn=list, timeout=30)] == [500, 500]
+    assert [len(batch) for batch in outcomes(data, batch_size=500, collate_fn=list, timeout=30)] == [500, 500]
 
 
 @pytest.mark.parametrize("by_key", [False, True])
@@ -266,7 +255,7 @@ def test_a_replaced_shard_is_not_read_by_an_old_index(by_key: bool) -> None:
     assert len(data) == 20
     memory.put(url, gzip.compress(tar(numbered_samples(0, 9))))
     data = data.filter(lambda key: key != "x", field="__key__") if by_key else data
-    assert isinstance(batches(data, batch_size=8)[0], hr.errors.ObjectChangedError)
+    assert isinstance(outcomes(data, batch_size=8)[0], hr.errors.ObjectChangedError)
 
 
 COUNTS = (11, 0, 7, 1, 13)
@@ -330,9 +319,7 @@ def test_combined_shards_are_exact(kind: str, use: str, tmp_path: Path, monkeypa
 def each_once(data: hr.Stream, world: int) -> Counter[int]:
     parts = []
     for rank in range(world):
-        options: dict[str, Any] = {
-            "ranks": hr.Ranks(global_batch_size=6, rank=rank, world_size=world),
-        }
+        options: dict[str, Any] = {"ranks": hr.Ranks(global_batch_size=6, rank=rank, world_size=world)}
         (part,) = resumed_anywhere(lambda options=options: hr.DataLoader(data, **options), most=3)
         parts.append(part)
     assert len(set(map(len, parts))) == 1

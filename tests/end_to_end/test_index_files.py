@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders.loops import outcomes_of
+from builders.loops import outcomes
 from builders.memory import peak_of
 from builders.numbers import Made
 from builders.tars import index_of, index_of_archive, number_of, numbered_samples, put_index, put_shards, tar
@@ -190,8 +190,7 @@ def test_a_bad_block_is_an_error_in_the_place_of_its_shard(urls: list[str], orde
     index = put_file(broken(whole, len(whole) - len(blocks[3]) - len(blocks[2]) + 9))
     data = hr.stream(urls, index=index)
     assert len(data) == TOTAL
-    with hr.DataLoader(data.slice(0) if order == "global" else data, batch_size=None) as loader:
-        got = outcomes_of(loader)
+    got = outcomes(data.slice(0) if order == "global" else data, batch_size=None)
     errors = [one for one in got if isinstance(one, hr.errors.FormatError)]
     assert "CRC-32" in str(errors[0])
     assert index in str(errors[0])

@@ -14,7 +14,7 @@ import pytest
 from builders import parquet
 from builders.loops import assert_refused, flat, loaded, rest_of, state_after
 from builders.numbers import Made, Named, Words
-from builders.tars import put_index, put_shards
+from builders.tars import put_index, put_indexed
 
 import headrace as hr
 from headrace.fetch.stores import memory
@@ -26,14 +26,12 @@ LEFT, RIGHT = (30, 17, 0, 40, 3), (9, 20)
 
 @pytest.fixture(scope="module")
 def left() -> hr.Stream:
-    urls = put_shards("inputs-left", LEFT)
-    return hr.stream(urls, index=put_index(urls, "inputs-left"))
+    return put_indexed("inputs-left", LEFT)
 
 
 @pytest.fixture(scope="module")
 def right() -> hr.Stream:
-    urls = put_shards("inputs-right", RIGHT)
-    return hr.stream(urls, index=put_index(urls, "inputs-right"))
+    return put_indexed("inputs-right", RIGHT)
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +159,8 @@ def test_concat_is_one_stream_of_all_shards_when_it_is_shuffled(left: hr.Stream,
     assert [both[k] for k in (0, 95, -1)] == [one[k] for k in (0, 95, -1)]
     with pytest.raises(IndexError):
         both[len(one)]
+    with pytest.raises(TypeError, match="shuffle or draw what comes of them"):
+        Words().shuffle().concat(right)[0]
 
 
 def test_concat_of_row_groups_reads_each_about_once_when_it_is_shuffled(rows: hr.Stream) -> None:
@@ -325,25 +325,6 @@ def test_plan_knows_when_each_sample_has_come_where_there_is_no_end(right: hr.St
         assert set(samples_of(data.map(number).take(count))) == {*list(Words()), *range(29)}
 
 
-@pytest.mark.parametrize(
-    ("made", "match"),
-    [
-        (lambda a: a.concat({1: 2}), "input 1 of .concat..={1: 2} must be a stream, or a data set with"),
-        (lambda a: a.filter(bool).concat(a.prefetch(2)), r"concat\(\) cannot follow \.prefetch\(2\) of input 1"),
-        (lambda a: a.concat(a.map(number).map(async_number)), "`async def` functions before"),
-        (lambda a: a.repeat().concat(a), "input 0 of .concat.. has no end"),
-        (lambda a: a.interleave(a.repeat()).repeat(2), "no end; bound it"),
-        (lambda a: a.interleave(a, block=0), "block=0 must be a whole number, 1 or more"),
-        (lambda a: a.interleave(a).shuffle("shards"), "by='shards' must be 'window' for samples that"),
-        (lambda a: a.repeat().zip(a.repeat()).slice(3), "no end; bound it"),
-        (lambda a: Words().shuffle().concat(a)[0], "shuffle or draw what comes of them"),
-    ],
-)
-def test_what_cannot_be_done_is_refused_with_a_remedy(made: Callable[[Any], Any], match: str) -> None:
-    with pytest.raises((hr.OptionError, TypeError), match=match):
-        made(hr.from_map(range(5)))
-
-
 TREE = """\
 FromMap(…).map(str.upper).concat(mix(x, y), FromMap(…).take(1))
   samples: 7
@@ -373,8 +354,7 @@ COUNTS = (9, 0, 17)
 
 @pytest.fixture(scope="module")
 def images() -> hr.Stream:
-    urls = put_shards("joined-images", COUNTS)
-    return hr.stream(urls, index=put_index(urls, "joined-images"))
+    return put_indexed("joined-images", COUNTS)
 
 
 @pytest.fixture(scope="module")
@@ -478,32 +458,6 @@ def test_keys_are_those_of_the_source_or_of_the_step_that_makes_them() -> None:
     assert [(a["id"], b["number"]) for a, b in data.join(made, on=("id", "number"))] == [(1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda a, b: a.shuffle().join(b, "id"), r"\.join\(\) cannot follow \.shuffle\(auto\) of input 0"),
-        (lambda a, b: a.join(b.repeat(2), "id"), r"\.join\(\) cannot follow \.repeat\(2\) of input 1"),
-        (lambda a, b: a.join(b.sample([0]), "id"), r"\.join\(\) cannot follow \.sample\(…\) of input 1"),
-        (lambda a, b: a.join(b.filter(bool), "id"), r"filter\(bool\) of input 1 of \.join\(\)"),
-        (lambda a, b: a.batch(2).join(b, "id"), r"batch\(\) of input 0 of \.join\(\): .*single samples"),
-        (lambda a, b: a.join(b, 3), r"on=3 must be the name of a field"),
-        (lambda a, b: a.join(hr.from_iterable([1]), "id"), r"input 1 of \.join\(\): samples have no numbers"),
-        (lambda a, b: a.join({1: 1}, "id"), r"input 1 of \.join\(\)={1: 1} must be a stream"),
-        (lambda a, b: len(a.join(b.take(1), ("id", "other"))), r"no key that both inputs have: .* 1, 2 and '1'"),
-        (lambda a, b: len(b.join(b, "other")), r"key other='1' must be unique in input 1"),
-        (lambda a, b: len(a.join(b, "list")), r"must be a number, a text or bytes"),
-        (
-            lambda a, b: [*a.map(lambda sample: {"id": sample["id"] * 10}).join(b, "id")],
-            r"has the key 10, and its partner has 1: keys are those of the source, before \.map",
-        ),
-    ],
-)
-def test_what_cannot_be_joined_is_refused(make: Any, match: str) -> None:
-    data = hr.from_map([{"id": 1, "other": "1", "list": []}, {"id": 2, "other": "1", "list": []}])
-    with pytest.raises(hr.OptionError, match=match):
-        make(data.map(dict), data.map(dict))
-
-
 def changeable(key: int) -> dict[str, Any]:
     return {"n": key, "list": [key], "array": np.full(2, key)}
 
@@ -596,24 +550,55 @@ def test_error_of_a_branch_names_it() -> None:
     assert any("cannot be copied for each branch" in note for note in refused.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda a, b: a.filter(bool).zip(b), r"filter\(bool\) of branch 0"),
-        (lambda a, b: a.zip(b.shuffle()), r"shuffle\(auto\) of branch 1"),
-        (lambda a, b: a.zip(b.take(2)), r"take\(2\) of branch 1"),
-        (lambda a, b: a.batch(2).zip(b.batch(2)), r"batch\(2\) of branch 0"),
-        (lambda a, b: a.zip(b.flat_map(list)), r"flat_map\(list\) of branch 1"),
-        (lambda a, b: a.zip(b.enumerate()), r"enumerate\(\) of branch 1"),
-        (lambda a, b: a.zip(b, hr.from_map([1, 2])), r"\.zip\(\) cannot follow branches of one \.fork\(\) of inputs 0"),
-        (lambda a, b: a.map(str).cache().zip(b), r"cache\(\) of branch 0"),
-        (lambda a, b: a.cache().concat(b.cache()), r"\.concat\(\) cannot follow branches of one .* of inputs 0 and 1"),
-        (lambda a, b: a.concat(b), r"\.concat\(\) cannot follow branches of one .* of inputs 0 and 1"),
-        (lambda a, b: hr.mix({"a": a, "b": b}), "cannot follow branches of one .fork"),
-        (lambda a, b: a.zip(*b.map(str).fork(2)), r"\.zip\(\) cannot follow branches of one .* of inputs 1 and 2"),
-        (lambda a, b: a.fork(0), "n=0 must be"),
-    ],
+FIVE = hr.from_map(range(5))
+ONE, TWO = (
+    hr.from_map([{"id": 1, "other": "1", "list": []}, {"id": 2, "other": "1", "list": []}]).map(dict) for _ in range(2)
 )
-def test_branches_that_would_read_samples_twice_are_refused(make: Any, match: str) -> None:
+FIRST, SECOND = hr.from_map([1, 2]).fork(2)
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    # streams of several inputs
+    (lambda: FIVE.concat({1: 2}), "input 1 of .concat..={1: 2} must be a stream, or a data set with"),
+    (lambda: FIVE.filter(bool).concat(FIVE.prefetch(2)), r"concat\(\) cannot follow \.prefetch\(2\) of input 1"),
+    (lambda: FIVE.concat(FIVE.map(number).map(async_number)), "`async def` functions before"),
+    (lambda: FIVE.repeat().concat(FIVE), "input 0 of .concat.. has no end"),
+    (lambda: FIVE.interleave(FIVE.repeat()).repeat(2), "no end; bound it"),
+    (lambda: FIVE.interleave(FIVE, block=0), "block=0 must be a whole number, 1 or more"),
+    (lambda: FIVE.interleave(FIVE).shuffle("shards"), "by='shards' must be 'window' for samples that"),
+    (lambda: FIVE.repeat().zip(FIVE.repeat()).slice(3), "no end; bound it"),
+    # streams that are joined
+    (lambda: ONE.shuffle().join(TWO, "id"), r"\.join\(\) cannot follow \.shuffle\(auto\) of input 0"),
+    (lambda: ONE.join(TWO.repeat(2), "id"), r"\.join\(\) cannot follow \.repeat\(2\) of input 1"),
+    (lambda: ONE.join(TWO.sample([0]), "id"), r"\.join\(\) cannot follow \.sample\(…\) of input 1"),
+    (lambda: ONE.join(TWO.filter(bool), "id"), r"filter\(bool\) of input 1 of \.join\(\)"),
+    (lambda: ONE.batch(2).join(TWO, "id"), r"batch\(\) of input 0 of \.join\(\): .*single samples"),
+    (lambda: ONE.join(TWO, 3), r"on=3 must be the name of a field"),
+    (lambda: ONE.join(hr.from_iterable([1]), "id"), r"input 1 of \.join\(\): samples have no numbers"),
+    (lambda: ONE.join({1: 1}, "id"), r"input 1 of \.join\(\)={1: 1} must be a stream"),
+    (lambda: len(ONE.join(TWO.take(1), ("id", "other"))), r"no key that both inputs have: .* 1, 2 and '1'"),
+    (lambda: len(TWO.join(TWO, "other")), r"key other='1' must be unique in input 1"),
+    (lambda: len(ONE.join(TWO, "list")), r"must be a number, a text or bytes"),
+    (
+        lambda: [*ONE.map(lambda sample: {"id": sample["id"] * 10}).join(TWO, "id")],
+        r"has the key 10, and its partner has 1: keys are those of the source, before \.map",
+    ),
+    # branches that would read samples twice
+    (lambda: FIRST.filter(bool).zip(SECOND), r"filter\(bool\) of branch 0"),
+    (lambda: FIRST.zip(SECOND.shuffle()), r"shuffle\(auto\) of branch 1"),
+    (lambda: FIRST.zip(SECOND.take(2)), r"take\(2\) of branch 1"),
+    (lambda: FIRST.batch(2).zip(SECOND.batch(2)), r"batch\(2\) of branch 0"),
+    (lambda: FIRST.zip(SECOND.flat_map(list)), r"flat_map\(list\) of branch 1"),
+    (lambda: FIRST.zip(SECOND.enumerate()), r"enumerate\(\) of branch 1"),
+    (lambda: FIRST.zip(SECOND, hr.from_map([1, 2])), r"\.zip\(\) cannot follow branches of one \.fork\(\) of inputs 0"),
+    (lambda: FIRST.map(str).cache().zip(SECOND), r"cache\(\) of branch 0"),
+    (lambda: FIRST.cache().concat(SECOND.cache()), r"\.concat\(\) cannot follow branches of one .* of inputs 0 and 1"),
+    (lambda: FIRST.concat(SECOND), r"\.concat\(\) cannot follow branches of one .* of inputs 0 and 1"),
+    (lambda: hr.mix({"a": FIRST, "b": SECOND}), "cannot follow branches of one .fork"),
+    (lambda: FIRST.zip(*SECOND.map(str).fork(2)), r"\.zip\(\) cannot follow branches of one .* of inputs 1 and 2"),
+    (lambda: FIRST.fork(0), "n=0 must be"),
+]
+
+
+@pytest.mark.parametrize(("make", "match"), REFUSED)
+def test_inputs_that_cannot_be_combined_are_refused_with_a_remedy(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(hr.OptionError, match=match):
-        make(*hr.from_map([1, 2]).fork(2))
+        make()

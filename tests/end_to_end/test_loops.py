@@ -6,7 +6,7 @@ import gc
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -477,18 +477,13 @@ def test_epoch_advances_with_its_last_batch_or_the_end_of_an_epoch_of_unknown_le
         assert loader.epoch == (not is_counted), "it was counted twice"
 
 
-class Ten(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
 TORCHS: list[tuple[Any, dict[str, Any]]] = [
     (acting.Made(int), {}),
     (acting.Made(int), {"shuffle": True}),
     (acting.Made(int), {"batch_size": None}),
     (acting.Made(int), {"sampler": [3, 1, 4]}),
     (acting.Made(int), {"batch_sampler": BatchSampler(RandomSampler(range(20)), 3, drop_last=False)}),
-    (Ten(), {}),
+    (Counting(), {}),
     (list(range(9)), {}),
     (acting.Made(int), {"num_workers": 1, "economic": True}),
 ]

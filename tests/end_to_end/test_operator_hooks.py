@@ -4,7 +4,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import anyio.to_thread
@@ -156,21 +156,6 @@ def test_is_separate_process_sets_the_process() -> None:
     assert "hooked()  [event loop]" in op(fn=seen, is_separate_process=False)(data).describe()
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"fn": later, "is_separate_process": True}, r"is_separate_process=True\): fn=later must be a plain"),
-        ({"fn": later, "sharding_settings": print}, r"sharding_settings\): fn=later must be a plain"),
-        ({"fn": seen, "sharding_settings": print, "is_separate_process": False}, "and is_separate_process=False"),
-        ({"fn": seen, "lazy_init": later}, r"lazy_init=later must be a plain function"),
-        ({"fn": seen, "lazy_init": 3}, "lazy_init=3 must be a plain function"),
-    ],
-)
-def test_hooks_that_cannot_work_are_refused(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(hr.OptionError, match=says):
-        hr.plugins.SampleOp(**settings)
-
-
 def in_pairs(samples: Iterator[int]) -> Iterator[tuple[int, int]]:
     for sample in samples:
         yield sample, next(samples, -1)
@@ -246,13 +231,6 @@ def test_ranks_apply_it_to_samples_of_their_own() -> None:
     assert len(alone(without, ranks=hr.Ranks.none)) == 6
 
 
-def test_state_is_refused_when_the_function_has_none() -> None:
-    with hr.DataLoader(hr.from_map(range(9)).apply(in_pairs), batch_size=2) as loader:
-        next(iter(loader))
-        with pytest.raises(hr.OptionError, match=r"states of \.apply\(in_pairs\) would have to hold"):
-            loader.state_dict()
-
-
 @pytest.mark.parametrize("fn", [in_pairs, in_pairs_later])
 def test_error_before_or_in_the_function_comes_in_its_place(fn: Any) -> None:
     def fails(number: int) -> int:
@@ -295,19 +273,6 @@ def test_function_that_waits_for_samples_ends_with_its_loader(way: str) -> None:
     with hr.DataLoader(never().apply(gives if way == "for" else gives_later), batch_size=None) as loader:
         assert next(iter(loader)) == 1
     assert ended.wait(60)
-
-
-def test_functions_of_no_iterator_are_refused() -> None:
-    async def one(samples: Any) -> Any:
-        return samples
-
-    data = hr.from_map([1])
-    with pytest.raises(hr.OptionError, match=r"apply\(\): fn=one must be a generator function"):
-        data.apply(one)
-    with pytest.raises(hr.OptionError, match=r"apply\(\): fn=3 must be a function"):
-        data.apply(3)
-    with pytest.raises(TypeError, match="not iterable"):
-        alone(data.apply(lambda samples: 3))
 
 
 def is_any(n: int) -> bool:
@@ -389,3 +354,28 @@ def test_join_without_a_key_emits_samples_of_both_as_they_arrive() -> None:
     assert "FromMap(…).join(FromMap(…))" in both.describe()
     with pytest.raises(ZeroDivisionError):
         list(never().join(hr.from_map([0]).map(lambda number: 1 // number)))
+
+
+async def one(samples: Any) -> Any:
+    return samples
+
+
+HOOKS: list[tuple[dict[str, Any], str]] = [
+    ({"fn": later, "is_separate_process": True}, r"is_separate_process=True\): fn=later must be a plain"),
+    ({"fn": later, "sharding_settings": print}, r"sharding_settings\): fn=later must be a plain"),
+    ({"fn": seen, "sharding_settings": print, "is_separate_process": False}, "and is_separate_process=False"),
+    ({"fn": seen, "lazy_init": later}, r"lazy_init=later must be a plain function"),
+    ({"fn": seen, "lazy_init": 3}, "lazy_init=3 must be a plain function"),
+]
+WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    *((lambda settings=settings: hr.plugins.SampleOp(**settings), hr.OptionError, says) for settings, says in HOOKS),
+    (lambda: hr.from_map([1]).apply(one), hr.OptionError, r"apply\(\): fn=one must be a generator function"),
+    (lambda: hr.from_map([1]).apply(3), hr.OptionError, r"apply\(\): fn=3 must be a function"),
+    (lambda: alone(hr.from_map([1]).apply(lambda samples: 3)), TypeError, "not iterable"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "match"), WRONG)
+def test_hooks_and_functions_that_cannot_work_are_errors(make: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make()

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 from builders.loops import first_of, flat, given, iterated_later, loaded, rest_of, state_after
 from builders.numbers import Made, is_odd, later
-from builders.tars import number_of, put_index, put_shards
+from builders.tars import number_of, put_indexed
 from torch.utils.data import default_collate
 from unit.fake_device import FakeBackend
 
@@ -112,7 +112,7 @@ def tokenized(fn: Callable[[str], Any], *arguments: Any, **options: Any) -> hr.S
     return texts().tokenize(fn, *arguments, **options)
 
 
-PAIR = hr.from_map([("a", 1)])
+PAIR, LISTS, ONE_TWO = hr.from_map([("a", 1)]), hr.from_map([[1], [2]]), hr.from_map([1, 2])
 WRONG: dict[type[Exception], list[tuple[Callable[[], hr.Stream], str]]] = {
     hr.OptionError: [
         (lambda: texts().tokenize(7), "tokenizer=7 must be a tokenizer"),
@@ -135,6 +135,20 @@ WRONG: dict[type[Exception], list[tuple[Callable[[], hr.Stream], str]]] = {
         (lambda: numbers().bucket(int, [3], batch_size=2, batch_tokens=9), "either batch_size= or"),
         (lambda: numbers().bucket(int, [3], batch_tokens=0), "batch_tokens=0 must be"),
         (lambda: numbers().bucket(slow_sum, [3], batch_size=2), "slow_sum must be a plain"),
+        (lambda: on_two_ranks(LISTS.filter(bool).enumerate()), r"enumerate\(\) has is_shardable=False"),
+        (lambda: on_two_ranks(LISTS.filter(bool).skip(1)), r"skip\(1\) has is_shardable=False"),
+        (lambda: LISTS.enumerate().pack(4, lengths=[1, 2]), r"\.enumerate\(\): it is about a whole epoch"),
+        (lambda: ONE_TWO.prefetch(-1), r"prefetch\(\): n=-1 must be a whole number, 0 or more"),
+        (lambda: ONE_TWO.prefetch(1).prefetch(1), r"\.prefetch\(1\) and \.prefetch\(1\)"),
+        (lambda: hr.DataLoader(ONE_TWO.prefetch(3), prefetch_factor=2), r"factor=2 and \.prefetch\(3\) exclude"),
+        (lambda: ONE_TWO.prefetch(1).map(abs), r"map\(abs\) cannot follow \.prefetch\(1\)"),
+        (lambda: ONE_TWO.prefetch(1).batch(2), r"batch\(2\) cannot follow \.prefetch\(1\)"),
+        (lambda: ONE_TWO.prefetch(1).bucket(len, [2], batch_size=1), r"bucket\(.*\) cannot follow \.prefetch\(1\)"),
+        (lambda: ONE_TWO.prefetch(1).zip(ONE_TWO), r"prefetch\(1\) of input 0 of \.zip\(\)"),
+        (lambda: ONE_TWO.concat(ONE_TWO.prefetch(1)), r"prefetch\(1\) of input 1 of \.concat\(\)"),
+        (lambda: ONE_TWO.zip(ONE_TWO.on_every_rank()), r"on_every_rank\(\) of input 1 of \.zip\(\)"),
+        (lambda: hr.mix({"a": ONE_TWO.on_every_rank()}), r"on_every_rank\(\) of source 'a'"),
+        (lambda: ONE_TWO.prefetch(2).pack(4, lengths=[1, 2]), r"\.prefetch\(2\)"),
     ],
     ValueError: [
         (lambda: tokenized(lambda text: [70000], dtype="uint16"), "70000, which uint16 cannot hold"),
@@ -300,13 +314,8 @@ COUNTS = (9, 0, 17, 30)
 
 
 @pytest.fixture(scope="module")
-def urls() -> list[str]:
-    return put_shards("enumerated", COUNTS)
-
-
-@pytest.fixture(scope="module")
-def indexed(urls: list[str]) -> hr.Stream:
-    return hr.stream(urls, index=put_index(urls, "enumerated"))
+def indexed() -> hr.Stream:
+    return put_indexed("enumerated", COUNTS)
 
 
 @pytest.mark.slow
@@ -359,19 +368,6 @@ def on_two_ranks(data: hr.Stream, last_batch: Any = "uneven") -> Any:
     return first_of(data, batch_size=None, ranks=hr.Ranks(rank=0, world_size=2, last_batch=last_batch))
 
 
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda data: on_two_ranks(data.filter(bool).enumerate()), r"enumerate\(\) has is_shardable=False"),
-        (lambda data: on_two_ranks(data.filter(bool).skip(1)), r"skip\(1\) has is_shardable=False"),
-        (lambda data: data.enumerate().pack(4, lengths=[1, 2]), r"\.enumerate\(\): it is about a whole epoch"),
-    ],
-)
-def test_enumerate_is_refused_when_positions_are_unknown(make: Any, match: str) -> None:
-    with pytest.raises(hr.OptionError, match=match):
-        make(hr.from_map([[1], [2]]))
-
-
 def test_padding_repeats_numbers_and_carried_samples_have_negative_ones() -> None:
     data = hr.from_map(range(5)).enumerate()
     assert sorted(flat(given(data, batch_size=2, ranks=hr.Ranks(last_batch="pad")))) == [(0, 0), *enumerate(range(5))]
@@ -400,28 +396,6 @@ def test_on_every_rank_gives_each_rank_all_samples_and_one_state(batch_size: int
         assert loaded(data, **options, ranks=hr.Ranks(rank=rank, world_size=3)) == alone
     state = state_after(hr.DataLoader(data, **options, ranks=hr.Ranks(rank=1, world_size=2)), 1)
     assert rest_of(hr.DataLoader(data, **options, ranks=hr.Ranks(rank=4, world_size=5)), state) == alone[1:]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda data: data.prefetch(-1), r"prefetch\(\): n=-1 must be a whole number, 0 or more"),
-        (lambda data: data.prefetch(1).prefetch(1), r"\.prefetch\(1\) and \.prefetch\(1\)"),
-        (lambda data: hr.DataLoader(data.prefetch(3), prefetch_factor=2), r"factor=2 and \.prefetch\(3\) exclude"),
-        (lambda data: data.prefetch(1).map(abs), r"map\(abs\) cannot follow \.prefetch\(1\)"),
-        (lambda data: data.prefetch(1).batch(2), r"batch\(2\) cannot follow \.prefetch\(1\)"),
-        (lambda data: data.prefetch(1).bucket(len, [2], batch_size=1), r"bucket\(.*\) cannot follow \.prefetch\(1\)"),
-        (lambda data: data.prefetch(1).zip(data), r"prefetch\(1\) of input 0 of \.zip\(\)"),
-        (lambda data: data.concat(data.prefetch(1)), r"prefetch\(1\) of input 1 of \.concat\(\)"),
-        (lambda data: data.zip(data.on_every_rank()), r"on_every_rank\(\) of input 1 of \.zip\(\)"),
-        (lambda data: hr.mix({"a": data.on_every_rank()}), r"on_every_rank\(\) of source 'a'"),
-        (lambda data: data.prefetch(2).pack(4, lengths=[1, 2]), r"\.prefetch\(2\)"),
-    ],
-)
-def test_delivery_options_are_refused_before_other_operators(make: Any, match: str) -> None:
-    with pytest.raises(hr.OptionError, match=match):
-        make(hr.from_map([1, 2]))
 
 
 def image(index: int) -> torch.Tensor:

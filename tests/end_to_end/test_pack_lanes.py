@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.loops import (
-    assert_refused,
-    first_of,
-    flat,
-    iterated_later,
-    loaded,
-    outcomes_of,
-    rest_of,
-    saved,
-    state_after,
-)
+from builders.loops import assert_refused, first_of, flat, iterated_later, loaded, outcomes, rest_of, saved, state_after
 from builders.numbers import Made, later
 from builders.ranks import Rows, ran, whole
 from end_to_end.state.sources import rows
@@ -180,8 +170,8 @@ def test_failed_documents_are_skipped_and_counted_once() -> None:
 
 def test_a_document_that_fails_is_an_error_in_the_place_of_its_batch() -> None:
     stream = texts().map(with_bad_ones).pack(LENGTH)
-    with hr.DataLoader(stream, batch_size=4) as loader:
-        got = [str(one) if isinstance(one, ValueError) else len(one["input_ids"]) for one in outcomes_of(loader)]
+    came = outcomes(stream, batch_size=4)
+    got = [str(one) if isinstance(one, ValueError) else len(one["input_ids"]) for one in came]
     assert got[0] == "document 3 is damaged"
     assert got.count(4) > 5
     assert {one for one in got if isinstance(one, str)} <= {f"document {n} is damaged" for n in range(3, 60, 11)}
@@ -195,8 +185,7 @@ def test_ranks_with_an_uneven_end_pack_each_document_once_resumed_anywhere(metho
     def loader(rank: int, world: int, state: Any = None) -> hr.DataLoader[Any]:
         stream = texts(31).filter(is_kept).flat_map(several).pack(LENGTH, method=method, pad_value=-1)
         made = hr.DataLoader(
-            stream,
-            ranks=hr.Ranks(global_batch_size=size, rank=rank, world_size=world, last_batch="uneven"),
+            stream, ranks=hr.Ranks(global_batch_size=size, rank=rank, world_size=world, last_batch="uneven")
         )
         made.load_state_dict(state or {})
         return made
@@ -237,19 +226,6 @@ def always_bad(document: dict[str, Any]) -> dict[str, Any]:
 
 BAD = texts(50).map(always_bad).shuffle("global").repeat()
 SHORT = hr.from_map([{"input_ids": [n] * n} for n in (0, 1, 0, 2)])
-ENDLESS: list[tuple[Callable[[], hr.Stream], int, str]] = [
-    (lambda: texts().map(empty).repeat().pack(LENGTH), 2, "documents one after the other had no tokens"),
-    (lambda: SHORT.repeat().pack(2), 2, r"a row of the batch lacks some; without \.shuffle\(\) before \.pack\(\)"),
-    (lambda: BAD.pack(LENGTH), 4, "documents one after the other had no tokens, or failed"),
-    (lambda: BAD.pack(LENGTH, method="best_fit"), 4, "documents one after the other had no tokens, or failed"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "size", "message"), ENDLESS)
-def test_endless_epoch_without_tokens_for_a_row_is_an_error(make: Callable[[], Any], size: int, message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        first_of(make(), batch_size=size, errors=hr.Skip(max_in_row=None))
 
 
 def test_documents_without_tokens_may_end_an_epoch_or_be_shuffled() -> None:
@@ -334,7 +310,12 @@ def test_excluded_documents_are_packed_as_empty_ones_also_after_a_resume(method:
     assert begin + run(states, None, **excluded)[0] == expected
 
 
+def endless(stream: hr.Stream, size: int) -> None:
+    first_of(stream, batch_size=size, errors=hr.Skip(max_in_row=None))
+
+
 SOME = texts().filter(is_kept)
+NONE, FAILED = "documents one after the other had no tokens", "documents one after the other had no tokens, or failed"
 MASKED = hr.from_map([{"input_ids": [1, 2], "mask": [1]}])
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: first_of(SOME.pack(8), ranks=TWO), r"put \.epoch\(samples=N\) after"),
@@ -350,6 +331,10 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: SOME.take(4).pack(8), r"cannot follow \.take\(4\)"),
     (lambda: first_of(hr.from_map([[1]]).pack(8)), "no field 'input_ids'; it has: it is a list"),
     (lambda: first_of(MASKED.pack(8, fields="mask")), "have different lengths: {'input_ids': 2, 'mask': 1}"),
+    (lambda: endless(texts().map(empty).repeat().pack(LENGTH), 2), NONE),
+    (lambda: endless(SHORT.repeat().pack(2), 2), r"a row of the batch lacks some; without \.shuffle\(\) before \.pack"),
+    (lambda: endless(BAD.pack(LENGTH), 4), FAILED),
+    (lambda: endless(BAD.pack(LENGTH, method="best_fit"), 4), FAILED),
 ]
 
 

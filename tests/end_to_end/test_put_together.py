@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from builders import loops
-from builders.loops import assert_refused, first_of, outcomes_of, rest_of, resumed_anywhere, state_after
+from builders.loops import assert_refused, first_of, outcomes, rest_of, resumed_anywhere, state_after
 from builders.numbers import Numbers, later, twice
 from builders.tars import tar
 from unit.batchers import Buckets, Budget
@@ -60,10 +60,8 @@ def broken_at_7(n: int) -> int:
 
 
 def got(data: hr.Stream, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"batch_size": None, **options}) as loader:
-        return [
-            "; ".join([str(one), *one.__notes__]) if isinstance(one, Exception) else one for one in outcomes_of(loader)
-        ]
+    came = outcomes(data, **{"batch_size": None, **options})
+    return ["; ".join([str(one), *one.__notes__]) if isinstance(one, Exception) else one for one in came]
 
 
 def test_groups_are_batched_and_collated_by_the_loader() -> None:
@@ -124,24 +122,6 @@ def test_sample_whose_measure_ends_workers_is_skipped_and_no_other() -> None:
         assert sorted(n for batch in loader for n in batch.tolist()) == [n for n in range(20) if n != 7]
     with pytest.raises(hr.errors.WorkerDiedError, match="all on sample 7 of the epoch"):
         loaded(data, 1, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), r"in_order=False and \.pairs\(\)"),
-        (
-            lambda data: next(iter(hr.DataLoader(data.apply_op("pairs"), ranks=hr.Ranks(rank=0, world_size=2)))),
-            r"pairs\(\) changes",
-        ),
-        (lambda data: hr.plugins.BatchOp(batcher=Strict, measure=later), "measure=later must be a plain function"),
-        (lambda data: hr.plugins.BatchOp(batcher=3), "batcher=3 must be a plain function"),
-        (lambda data: hr.plugins.BatchOp(batcher=Strict, collate=None), "collate=None must be a plain function"),
-    ],
-)
-def test_wrong_operators_are_refused(make: Callable[[Any], Any], match: str) -> None:
-    with pytest.raises(hr.OptionError, match=match):
-        make(hr.from_map(range(9)))
 
 
 COUNT, SHARDS, BROKEN = 150, 2, 77
@@ -271,8 +251,8 @@ def test_sample_is_skipped_with_all_its_parts_when_one_fails(workers: int) -> No
 
 def test_error_comes_in_its_place_when_a_group_has_a_sample_that_failed() -> None:
     stream = source(9).flat_map(failing).batch(4).unbatch()
-    with hr.DataLoader(stream, batch_size=2) as loader:
-        got = [str(one) if isinstance(one, ValueError) else one["n"].tolist() for one in outcomes_of(loader)]
+    came = outcomes(stream, batch_size=2)
+    got = [str(one) if isinstance(one, ValueError) else one["n"].tolist() for one in came]
     assert got[:3] == [[0, 1], [10, 11], "sample 3 is damaged"]
     assert got[3:5] == [[50, 51], [60, 61]] or got[3][0] == 50
 
@@ -290,6 +270,7 @@ def test_state_is_refused_when_a_sample_gives_fewer_than_it_did(monkeypatch: pyt
         rest_of(hr.DataLoader(source(4).flat_map(many), batch_size=4), state)
 
 
+ONE_OF_TWO = hr.Ranks(rank=0, world_size=2)
 UNEVEN = {"a": torch.zeros(3), "b": torch.zeros(2)}
 WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda data: data.flat_map(listed).shuffle("global"), hr.OptionError, "by='global' must be 'window' for"),
@@ -301,6 +282,11 @@ WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     *((lambda data, one=one: first_of(data.flat_map(lambda _: one)), TypeError, "a list of samples is needed")
       for one in ("text", 3, None, {"a": 1})),
     (lambda _: first_of(hr.from_map([UNEVEN]).unbatch()), ValueError, "these have 2 and 3"),
+    (lambda data: hr.DataLoader(data.apply_op("pairs"), in_order=False), hr.OptionError, r"False and \.pairs\(\)"),
+    (lambda data: first_of(data.apply_op("pairs"), ranks=ONE_OF_TWO), hr.OptionError, r"pairs\(\) changes"),
+    (lambda _: hr.plugins.BatchOp(batcher=Strict, measure=later), hr.OptionError, "measure=later must be a plain fun"),
+    (lambda _: hr.plugins.BatchOp(batcher=3), hr.OptionError, "batcher=3 must be a plain function"),
+    (lambda _: hr.plugins.BatchOp(batcher=Strict, collate=None), hr.OptionError, "collate=None must be a plain fun"),
 ]  # fmt: skip
 
 

@@ -14,23 +14,13 @@ import torch
 from builders.loops import assert_refused, flat, lists, loaded, rest_of, resumed_anywhere, state_after
 from builders.numbers import Numbers, streamed
 from builders.ranks import as_rank
-from builders.tars import number_of, numbered_samples, numbers_of, put_index, put_shards, tar
+from builders.tars import number_of, numbered_samples, numbers_of, put_index, put_indexed, put_shards, tar
 
 import headrace as hr
 from headrace.fetch.stores import memory
 
 COUNTS = (9, 0, 14, 1, 30, 6, 2)
 TOTAL, FIFTY = sum(COUNTS), range(50)
-
-
-@pytest.fixture(scope="module")
-def urls() -> list[str]:
-    return put_shards("ranks", COUNTS)
-
-
-@pytest.fixture(scope="module")
-def index(urls: list[str]) -> str:
-    return put_index(urls, "ranks")
 
 
 def batches_of(data: Any, rank: int, world: int, epochs: int = 1, **options: Any) -> list[list[int]]:
@@ -96,8 +86,8 @@ def is_even(sample: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_ranks_repeat_filtered_samples_for_an_epoch_of_a_given_size(urls: list[str], index: str) -> None:
-    data = hr.stream(urls, index=index).shuffle().filter(is_even)
+def test_ranks_repeat_filtered_samples_for_an_epoch_of_a_given_size() -> None:
+    data = put_indexed("ranks", COUNTS).shuffle().filter(is_even)
     steps = steps_of(data.epoch(samples=24), 2)
     assert [len(step) for step in steps] == [8, 8, 8]
     assert len({number for step in steps for number in step}) == 24
@@ -165,60 +155,59 @@ def test_batch_without_samples_is_an_error_when_other_ranks_have_some() -> None:
 TWO: dict[str, Any] = {"batch_size": 4, "ranks": hr.Ranks(rank=0, world_size=2)}
 UNEVEN_TWO = {**TWO, "ranks": hr.Ranks(rank=0, world_size=2, last_batch="uneven")}
 COUNTED = "last_batch='uneven'.*count the samples of all ranks"
+UNSAID = r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*hr\.Ranks\.none"
 TORCHS = torch.utils.data.TensorDataset(torch.arange(4))
-NO_RANKS: list[tuple[str, dict[str, Any]]] = [
-    ("whole number, 1 or more", {"global_batch_size": 0}),
-    ("one of None, 'short'", {"last_batch": "long"}),
-    ("balance='time' must be 'tokens'", {"balance": "time"}),
-]
 
 
-@pytest.mark.parametrize(("text", "options"), NO_RANKS)
-def test_options_of_ranks_that_mean_nothing_are_refused(text: str, options: dict[str, Any]) -> None:
-    with pytest.raises(hr.OptionError, match=text):
-        hr.Ranks(**options)
+def begun(data: Any, **options: Any) -> None:
+    with hr.DataLoader(data, **options) as loader:
+        iter(loader)
 
 
-REFUSED: list[tuple[str, Callable[[], Any], dict[str, Any]]] = [
-    ("give one of them", lambda: Numbers(70), {"batch_size": 4, "ranks": hr.Ranks(global_batch_size=8)}),
+REFUSED: list[tuple[str, Callable[[], Any]]] = [
+    ("whole number, 1 or more", lambda: hr.Ranks(global_batch_size=0)),
+    ("one of None, 'short'", lambda: hr.Ranks(last_batch="long")),  # type: ignore[arg-type]
+    ("balance='time' must be 'tokens'", lambda: hr.Ranks(balance="time")),  # type: ignore[arg-type]
+    ("give one of them", lambda: begun(Numbers(70), batch_size=4, ranks=hr.Ranks(global_batch_size=8))),
     (
         r"2 samples in a step by hr\.Ranks\(global_batch_size=2\) for 3 ranks, and each needs one",
-        lambda: Numbers(70),
-        {"ranks": hr.Ranks(global_batch_size=2, rank=0, world_size=3)},
+        lambda: begun(Numbers(70), ranks=hr.Ranks(global_batch_size=2, rank=0, world_size=3)),
     ),
-    ("give one of them", lambda: Numbers(70), {"ranks": hr.Ranks(last_batch="pad"), "drop_last": True}),
-    ("states without snapshots", lambda: Numbers(70), {"snapshot_every_n_steps": 2}),
-    (r"filter\(is_even\) changes .*epoch\(samples=N\)", lambda: Numbers(70).filter(is_even), TWO),
-    (r"epoch\(samples=N\)", lambda: streamed(FIFTY, "position"), TWO),
+    ("give one of them", lambda: begun(Numbers(70), ranks=hr.Ranks(last_batch="pad"), drop_last=True)),
+    ("states without snapshots", lambda: begun(Numbers(70), snapshot_every_n_steps=2)),
+    (r"filter\(is_even\) changes .*epoch\(samples=N\)", lambda: begun(Numbers(70).filter(is_even), **TWO)),
+    (r"epoch\(samples=N\)", lambda: begun(streamed(FIFTY, "position"), **TWO)),
     *(
-        ("last_batch=", lambda: streamed(FIFTY, "position"), {"ranks": hr.Ranks(last_batch=tail)})
-        for tail in ("pad", "carry")
-    ),
-    *(
-        ("last_batch=", lambda: Numbers(TOTAL).filter(bool), {"ranks": hr.Ranks(last_batch=tail)})
-        for tail in ("pad", "carry")
-    ),
-    *(
-        ("last_batch=", lambda: hr.stream(packed_urls(COUNTS), index=None), {"ranks": hr.Ranks(last_batch=tail)})
+        ("last_batch=", lambda make=make, tail=tail: begun(make(), ranks=hr.Ranks(last_batch=tail)))
+        for make in (lambda: streamed(FIFTY, "position"), lambda: Numbers(TOTAL).filter(bool), lambda: packed())
         for tail in ("pad", "carry")
     ),
     (
         "asked again",
-        lambda: Numbers(9).sample(torch.utils.data.RandomSampler(range(5))),
-        {"ranks": hr.Ranks(last_batch="carry")},
+        lambda: begun(Numbers(9).sample(torch.utils.data.RandomSampler(range(5))), ranks=hr.Ranks(last_batch="carry")),
     ),
-    (COUNTED, lambda: Numbers(TOTAL).filter(bool).epoch(samples=9), UNEVEN_TWO),
-    (COUNTED, lambda: Numbers(TOTAL).filter(bool).take(9), UNEVEN_TWO),
-    (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).take(9), UNEVEN_TWO),
-    (COUNTED, lambda: hr.stream(packed_urls(COUNTS), index=None).epoch(samples=9), UNEVEN_TWO),
-    ("ranks= needs a data set of headrace", lambda: TORCHS, {"ranks": hr.Ranks.none}),
+    (COUNTED, lambda: begun(Numbers(TOTAL).filter(bool).epoch(samples=9), **UNEVEN_TWO)),
+    (COUNTED, lambda: begun(Numbers(TOTAL).filter(bool).take(9), **UNEVEN_TWO)),
+    (COUNTED, lambda: begun(packed().take(9), **UNEVEN_TWO)),
+    (COUNTED, lambda: begun(packed().epoch(samples=9), **UNEVEN_TWO)),
+    ("ranks= needs a data set of headrace", lambda: begun(TORCHS, ranks=hr.Ranks.none)),
+    (UNSAID, lambda: ranks(Silent().epoch(samples=8), 2)),
+    (UNSAID, lambda: ranks(hr.from_iterable([1, 2]).epoch(samples=2), 2)),
+    (UNSAID, lambda: ranks(Silent(), 2)),
+    (UNSAID, lambda: ranks(Silent().filter(bool), 2)),
+    (r"Lying .*without asking hr\.shard_info\(\)", lambda: ranks(Lying().epoch(samples=8), 2)),
+    ("ranks_by='worker'", lambda: ranks(Wrong().epoch(samples=8), 2)),
+    ("or a function that returns one", lambda: hr.from_iterable(5)),  # type: ignore[arg-type]
+    (r"epoch\(samples=N\)", lambda: ranks(Endless(), 2)),
+    (r"epoch\(samples=N\)", lambda: ranks(Endless().take(8), 2)),
+    (r"epoch\(samples=N\)", lambda: ranks(Endless().epoch(samples=8).filter(is_some), 2)),
 ]
 
 
-@pytest.mark.parametrize(("text", "make", "options"), REFUSED)
-def test_wrong_options_of_ranks_are_refused(text: str, make: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(hr.OptionError, match=text), hr.DataLoader(make(), **options) as loader:
-        iter(loader)
+@pytest.mark.parametrize(("text", "use"), REFUSED)
+def test_wrong_options_and_data_are_refused_on_ranks(text: str, use: Callable[[], Any]) -> None:
+    with pytest.raises(hr.OptionError, match=text):
+        use()
 
 
 @pytest.mark.slow
@@ -253,13 +242,17 @@ def packed_urls(counts: Sequence[int]) -> list[str]:
     return urls
 
 
+def packed() -> hr.Stream:
+    return hr.stream(packed_urls(COUNTS), index=None)
+
+
 UNEVEN: dict[str, tuple[Callable[[], Any], Iterable[int]]] = {
     "filter": (lambda: Numbers(TOTAL).shuffle().filter(lambda n: n % 5 < 2), [n for n in range(TOTAL) if n % 5 < 2]),
     "filtered epoch": (lambda: Numbers(TOTAL).epoch(samples=40).filter(lambda n: n % 3 == 0), range(0, 40, 3)),
     "nothing is left": (lambda: Numbers(TOTAL).filter(lambda n: n == 7), [7]),
     "known count": (lambda: Numbers(9), range(9)),
     "fewer samples than ranks": (lambda: Numbers(2), range(2)),
-    "compressed shards": (lambda: hr.stream(packed_urls(COUNTS), index=None).shuffle(window=8), range(TOTAL)),
+    "compressed shards": (lambda: packed().shuffle(window=8), range(TOTAL)),
     "fewer shards than ranks": (lambda: hr.stream(packed_urls([9]), index=None), range(9)),
     "iterable": (Parts, range(50)),
     "iterable by position": (lambda: streamed(FIFTY, "position"), range(50)),
@@ -486,8 +479,7 @@ def test_part_is_known_to_aiter_and_to_its_threads_and_tasks() -> None:
         with loader_of(Asking().epoch(samples=2), rank, 2, seed=6, batch_size=1) as loader:
             loader.set_epoch(3)
             assert list(loader) == [[rank]]
-    with hr.DataLoader(Asking(), batch_size=4, collate_fn=list, ranks=hr.Ranks.none) as loader:
-        assert list(loader) == [[0]]
+    assert loaded(Asking(), batch_size=4, collate_fn=list, ranks=hr.Ranks.none) == [[0]]
     assert seen == [
         *(hr.ShardInfo(0, 1, epoch, 5) for epoch in range(2)),
         *(hr.ShardInfo(rank, 2, 3, 6) for rank in range(2)),
@@ -557,30 +549,9 @@ class Wrong(Endless):
     ranks_by = "worker"  # type: ignore[assignment]
 
 
-UNSAID = r"(Silent|FromIterable).*hr\.shard_info\(\).*position.*hr\.Ranks\.none"
-REFUSED_ITERABLES: list[tuple[Callable[[], Any], str]] = [
-    (lambda: Silent().epoch(samples=8), UNSAID),
-    (lambda: hr.from_iterable([1, 2]).epoch(samples=2), UNSAID),
-    (Silent, UNSAID),
-    (lambda: Silent().filter(bool), UNSAID),
-    (lambda: Lying().epoch(samples=8), r"Lying .*without asking hr\.shard_info\(\)"),
-    (lambda: Wrong().epoch(samples=8), "ranks_by='worker'"),
-    (lambda: hr.from_iterable(5), "or a function that returns one"),  # type: ignore[arg-type]
-    (Endless, r"epoch\(samples=N\)"),
-    (lambda: Endless().take(8), r"epoch\(samples=N\)"),
-    (lambda: Endless().epoch(samples=8).filter(is_some), r"epoch\(samples=N\)"),
-]
-
-
-@pytest.mark.parametrize(("make", "match"), REFUSED_ITERABLES)
-def test_ranks_refuse_an_iterable_of_unknown_division(make: Callable[[], Any], match: str) -> None:
-    with pytest.raises(hr.OptionError, match=match):
-        ranks(make(), 2)
-
-
 def test_iterables_that_do_not_divide_their_samples_serve_one_rank_or_all() -> None:
-    with hr.DataLoader(Silent().take(8), batch_size=4, collate_fn=list, ranks=hr.Ranks.none) as loader:
-        assert flat(list(loader)) == list(range(8))
+    alone = loaded(Silent().take(8), batch_size=4, collate_fn=list, ranks=hr.Ranks.none)
+    assert flat(alone) == list(range(8))
     assert ranks(Lying().epoch(samples=8), 1, batch_size=8) == [[list(range(8))]]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from builders.loops import assert_refused, loaded, outcomes_later, outcomes_of, words
+from builders.loops import assert_refused, loaded, outcomes, outcomes_later, outcomes_of, words
 from builders.numbers import Made, Numbers, streamed
 from builders.ranks import ran, steps_of, whole
 from builders.tars import numbered_samples, put_shards, tar
@@ -54,8 +54,7 @@ def model(order: Sequence[int], bad: Collection[int], size: int, drop_last: bool
 
 
 def run(data: Any, **options: Any) -> list[Any]:
-    with hr.DataLoader(data, **{"errors": hr.Skip(), "fetch": QUICK, "timeout": 30, **options}) as loader:
-        return outcomes_of(loader)
+    return outcomes(data, **{"errors": hr.Skip(), "fetch": QUICK, "timeout": 30, **options})
 
 
 def run_later(data: Any, **options: Any) -> list[Any]:
@@ -352,29 +351,6 @@ async def decides_later(error: BaseException) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"when": "ignore"}, "when='ignore'"),
-        ({"when": 3}, "when=3"),
-        ({"when": decides_later}, "not an `async def`"),
-        ({"max_in_epoch": -1}, "max_in_epoch=-1"),
-        ({"max_in_epoch": True}, "max_in_epoch=True"),
-        ({"max_in_epoch": 1.5}, r"max_in_epoch=1\.5"),
-        ({"max_in_row": "2"}, "max_in_row='2'"),
-        ({"log": 3}, "log=3"),
-    ],
-)
-def test_options_of_skips_that_mean_nothing_are_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(hr.OptionError, match=match):
-        hr.Skip(**options)
-
-
-def test_torchs_data_sets_skip_no_samples() -> None:
-    with pytest.raises(hr.OptionError, match=r"errors= needs .*from_map"):
-        hr.DataLoader([1, 2, 3], errors=hr.Skip())
-
-
 def test_options_have_the_policy_and_its_limits() -> None:
     for errors in (None, hr.Skip(), hr.Skip(when=bool, max_in_epoch=7, max_in_row=None)):
         with hr.DataLoader(numbers(1), errors=errors) as loader:
@@ -583,7 +559,19 @@ NO_NAMES: list[dict[str, Any]] = [
     *({"files": files} for files in ("a", [3], iter(["a"]))),
     {"epoch": -1},
 ]
+NO_SKIPS: dict[str, dict[str, Any]] = {
+    "when='ignore'": {"when": "ignore"},
+    "when=3": {"when": 3},
+    "not an `async def`": {"when": decides_later},
+    "max_in_epoch=-1": {"max_in_epoch": -1},
+    "max_in_epoch=True": {"max_in_epoch": True},
+    r"max_in_epoch=1\.5": {"max_in_epoch": 1.5},
+    "max_in_row='2'": {"max_in_row": "2"},
+    "log=3": {"log": 3},
+}
 REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
+    *((text, lambda _, options=options: hr.Skip(**options)) for text, options in NO_SKIPS.items()),
+    (r"errors= needs .*from_map", lambda _: hr.DataLoader([1, 2, 3], errors=hr.Skip())),
     ("=5 must be below 5, the number of samples of", lambda _: excluding(SOME_MORE, hr.from_map(range(5)))),
     ("'pad'", lambda _: excluding(SOME, ranks=hr.Ranks(last_batch="pad"))),
     ("have no numbers", lambda _: excluding(SOME, hr.from_iterable(ALL))),
@@ -605,7 +593,7 @@ REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
 
 
 @pytest.mark.parametrize(("match", "use"), REFUSED)
-def test_meaningless_exclude_or_quarantine_is_refused(match: str, use: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_meaningless_skips_and_exclusions_are_refused(match: str, use: Callable[[Path], Any], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(hr.OptionError, match=match):
         use(tmp_path)

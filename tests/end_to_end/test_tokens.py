@@ -254,18 +254,6 @@ def test_windows_of_local_files_are_read_together(workers: int, tmp_path: Path) 
         assert loader.stats().fetch.requests < len(data), "those of a batch are read by one request for each file"
 
 
-def test_documents_of_local_windows_are_those_of_other_stores(tmp_path: Path) -> None:
-    for name, data in zip(("a.bin", "a.idx"), megatron(DOCUMENTS), strict=True):
-        (tmp_path / name).write_bytes(data)
-    there, here = (
-        loaded(hr.tokens(url, window=5, documents="ids").shuffle("global"), batch_size=3, seed=1, num_workers=0)
-        for url in (put_megatron()[0], str(tmp_path / "a.bin"))
-    )
-    for one, other in zip(there, here, strict=True):
-        for name in ("__key__", "tokens", "document_ids"):
-            assert list(one[name]) == list(other[name]) if name == "__key__" else torch.equal(one[name], other[name])
-
-
 @pytest.mark.parametrize("size", [5000, 4000])
 def test_local_file_that_is_replaced_meanwhile_is_an_error(size: int, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
@@ -384,19 +372,6 @@ def test_chunk_that_is_not_as_its_catalogue_says_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "options", "why"),
-    [
-        (16, {"window": 9}, "a window of 9 tokens of uint16 has 18 bytes, over the limit of 16"),
-        (60, {"documents": "samples"}, "documents has 64 bytes"),
-        (390, {"documents": "samples"}, "a document of 200 tokens"),
-    ],
-)
-def test_limits_bound_windows_documents_and_their_positions(limit: int, options: dict[str, Any], why: str) -> None:
-    with pytest.raises(LimitError, match=why):
-        len(hr.tokens(put_megatron("limits")[0], limits=hr.Limits(member_bytes=limit), **options))
-
-
-@pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"window": 0}, "window=0"),
@@ -496,7 +471,17 @@ def test_file_is_read_once_for_its_documents_and_by_ranges_for_its_windows(serve
 
 
 ROWS, LOW = np.ones((3, 6), np.uint16), hr.Limits(member_bytes=50)
+
+
+def limited(most: int, **options: Any) -> dict[str, Any]:
+    plain = {"window": None, "documents": None, **options}
+    return {"urls": put_megatron("limits")[0], "limits": hr.Limits(member_bytes=most), **plain}
+
+
 REFUSED: list[tuple[Callable[[], dict[str, Any]], type[Exception], str]] = [
+    (lambda: limited(16, window=9), LimitError, "a window of 9 tokens of uint16 has 18 bytes, over the limit of 16"),
+    (lambda: limited(60, documents="samples"), LimitError, "documents has 64 bytes"),
+    (lambda: limited(390, documents="samples"), LimitError, "a document of 200 tokens"),
     (lambda: stored("raw", SOME) | {"eos": None}, ObjectMissingError, r"documents/raw\.idx"),
     (
         lambda: stored("npy", SOME) | {"eos": None},

@@ -2,7 +2,7 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from builders import mds, parquet, videos
-from builders.loops import assert_refused, flat, given, loaded, rest_of, state_after
+from builders.loops import assert_refused, loaded, state_after
 from builders.tars import tar
 
 import headrace as hr
@@ -190,6 +190,13 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: hr.video([("a.mp4", [0]), "b.mp4"], decoder="pyav"), "clip 1='b.mp4'"),
     (lambda: hr.video(["a.mp4"], decoder="pyav"), TWO_GIVEN),
     (lambda: hr.video([("a.mp4", [0])], CLIPS, decoder="pyav"), TWO_GIVEN),
+    (lambda: rows_with("wrong", {}, cameras=["wrist"]), r"cameras='wrist' must be one of 'observation\.images\.top'"),
+    (lambda: rows_with("wrong", {}, decoder="opencv"), "decoder='opencv'"),
+    (lambda: rows_with("wrong", {}, size=(0, 1)), "size="),
+    *(
+        (lambda some=some: rows_with("wrong", {}, offsets=some), "must be one number of seconds or more")
+        for some in ([], [np.nan], 0.5, "ab", [[0.0]])
+    ),
 ]
 
 
@@ -427,21 +434,6 @@ def test_frames_at_offsets_stay_within_the_episode(version: str) -> None:
             np.testing.assert_array_equal(frame, plain[ROWS.index((episode, there))][CAMERAS[0]])
 
 
-@pytest.mark.slow
-def test_state_is_exact_and_ranks_share_the_rows() -> None:
-    data = hr.lerobot(put(version_3()), cameras=CAMERAS[1:], decoder="pyav").shuffle("global", seed=3)
-
-    def loader(**options: Any) -> hr.DataLoader[Any]:
-        return hr.DataLoader(data, batch_size=8, num_workers=1, collate_fn=list, **options)
-
-    def indexes(batches: Iterable[Any]) -> list[int]:
-        return [sample["index"] for sample in flat(batches)]
-
-    assert indexes(rest_of(loader(), state_after(loader(), 1))) == indexes(given(data, 8))[8:]
-    ranks = [indexes(given(data, 8, ranks=hr.Ranks(rank=rank, world_size=2))) for rank in range(2)]
-    assert sorted(flat(ranks)) == list(range(len(ROWS)))
-
-
 def versions(num_workers: int, combine: Any) -> list[dict[str, Any]]:
     data = [hr.lerobot(put(make()), cameras=CAMERAS[0], decoder="pyav").shuffle() for make in LAYOUTS.values()]
     return loaded(combine(*data), batch_size=None, num_workers=num_workers)
@@ -548,17 +540,3 @@ def test_video_of_rows_that_changed_since_it_was_listed_is_an_error() -> None:
     memory.put(f"{place}/{TOP}/episode_000000.mp4", video(FILES[0], 7))
     with pytest.raises(ObjectChangedError, match="listed"):
         data[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"cameras": ["wrist"]}, r"cameras='wrist' must be one of 'observation\.images\.top'"),
-        *(({"offsets": some}, "must be one number of seconds or more") for some in ([], [np.nan], 0.5, "ab", [[0.0]])),
-        ({"decoder": "opencv"}, "decoder='opencv'"),
-        ({"size": (0, 1)}, "size="),
-    ],
-)
-def test_wrong_use_of_lerobots_layout_is_an_option_error(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(OptionError, match=match):
-        hr.lerobot(put(version_2()), **{"decoder": "pyav", **options})

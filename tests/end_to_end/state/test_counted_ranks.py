@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from builders.numbers import Counting
-from builders.ranks import Rows, elastic_run, ran, samples, whole, world
+from builders.ranks import elastic_run, ran, samples, whole, world
 from end_to_end.state import sources
 from end_to_end.state.sources import GZ, INDEXED, KEYS, MAP, TAR, Places, Seen, Written
 from end_to_end.state.test_resume_anywhere import joined
@@ -194,21 +194,14 @@ def test_state_of_an_ended_epoch_has_its_last_batch_size(written: Written, ranks
 def test_iterables_of_ranks_continue_in_the_next_epoch_with_another_batch_size(size: int) -> None:
     with ExitStack() as stack:
         endless = lambda: Counting(ranks_by="shard_info").epoch(samples=60)
-        ranks = [
-            hr.DataLoader(
-                endless(),
-                ranks=hr.Ranks(global_batch_size=4, rank=r, world_size=2),
-            )
-            for r in (0, 1)
-        ]
+        ranks = [hr.DataLoader(endless(), ranks=hr.Ranks(global_batch_size=4, rank=r, world_size=2)) for r in (0, 1)]
         states = []
         for loader in map(stack.enter_context, ranks):
             assert sum(map(len, loader)) == 30
             states.append(loader.state_dict())
         for rank, state in enumerate(states):
             again = hr.DataLoader(
-                endless(),
-                ranks=hr.Ranks(global_batch_size=size, rank=rank, world_size=2, compare=False),
+                endless(), ranks=hr.Ranks(global_batch_size=size, rank=rank, world_size=2, compare=False)
             )
             stack.enter_context(again).load_state_dict(state)
             assert next(iter(again))[0] == 30
@@ -403,17 +396,6 @@ def test_global_batches_stay_the_same_when_the_world_changes(places: Places) -> 
     while resumes < RESUMES // 2:
         resumes += run(number, places)
         number += 1
-
-
-def test_each_sample_is_emitted_once_when_the_batch_size_changes(places: Places) -> None:
-    written = places.write([40, 3, 60, 5])
-    got, state = list[Rows](), None
-    for count, size, most in ((3, 12, 2), (2, 10, 3), (1, 7, 2), (5, 20, None)):
-        steps, (state, *_) = ran(
-            count, lambda: made(INDEXED, written, "window 40"), state, ranks=hr.Ranks(global_batch_size=size), most=most
-        )
-        got += whole(steps)
-    assert sorted(sample[1] for batch in got for sample in batch) == list(range(108))
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 5}, {"batch_size": 2}])

@@ -188,15 +188,6 @@ def test_state_of_other_arguments_is_refused() -> None:
                 other.load_state_dict(whole.state_dict())
 
 
-def test_combined_streams_of_iterators_without_a_state_have_none() -> None:
-    with hr.DataLoader(hr.from_iterable([1, 2]).repeat(2), batch_size=None) as loader:
-        samples = iter(loader)
-        assert next(samples) == 1
-        with pytest.raises(hr.OptionError, match="FromIterable gives no state"):
-            loader.state_dict()
-        assert list(samples) == [2, 1, 2]
-
-
 def fails_once(folder: Path, item: Any) -> Any:
     if item["n"] == 5 and not (folder / "failed").exists():
         (folder / "failed").touch()

@@ -262,15 +262,26 @@ def test_skip_begins_so_many_batches_further_on(written: Written, kind: str, whi
     assert all_of(rest_of(loader_of(written, data=data()), state)) == whole[5:]
 
 
-def test_state_is_refused_of_samples_in_a_buffer_and_of_a_data_set_without_one(written: Written) -> None:
-    buffered = sources.source(TAR, written).shuffle(buffer=5).map(Seen())
-    for data, why in ((buffered, "buffer"), (streamed(range(9)), "Iterated gives no state")):
-        with loader_of(written, data=data, batch_size=2) as loader:
-            iterator = iter(loader)
-            next(iterator)
-            with pytest.raises(hr.OptionError, match=why):
-                loader.state_dict()
-            next(iterator)
+def in_pairs(samples: Iterator[Any]) -> Iterator[tuple[Any, Any]]:
+    yield from zip(samples, samples, strict=False)
+
+
+WITHOUT_STATE: list[tuple[Callable[[Written], Any], str]] = [
+    (lambda written: sources.source(TAR, written).shuffle(buffer=5).map(Seen()), "buffer"),
+    (lambda _: streamed(range(9)), "Iterated gives no state"),
+    (lambda _: hr.from_iterable([1, 2]).repeat(2), "FromIterable gives no state"),
+    (lambda _: hr.from_map(range(9)).apply(in_pairs), r"states of \.apply\(in_pairs\) would have to hold"),
+]
+
+
+@pytest.mark.parametrize(("data", "why"), WITHOUT_STATE)
+def test_state_is_refused_where_data_or_operators_have_none(written: Written, data: Any, why: str) -> None:
+    with loader_of(written, data=data(written), batch_size=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(hr.OptionError, match=why):
+            loader.state_dict()
+        next(iterator)
 
 
 class Kept(hr.AsyncIterableDataset):
@@ -336,13 +347,7 @@ def test_peek_does_not_consume_the_end_of_an_epoch() -> None:
 
 def test_global_batch_of_a_state_is_forgotten_when_another_state_is_loaded() -> None:
     states = [
-        state_after(
-            numbers_in(
-                batch_size=size,
-                ranks=hr.Ranks(rank=0, world_size=world, compare=False),
-            ),
-            1,
-        )
+        state_after(numbers_in(batch_size=size, ranks=hr.Ranks(rank=0, world_size=world, compare=False)), 1)
         for size, world in ((4, 2), (2, 1))
     ]
     with numbers_in() as loader:
@@ -535,7 +540,7 @@ def test_edited_state_without_its_check_is_refused_where_it_makes_no_sense(make:
         next(iter(loader))
         state = loader.state_dict()
         wrong: list[tuple[str, object]] = [("batches", "x"), ("due", -1), ("turn", None), ("copies", 3)]
-        wrong += [("base_seed", []), ("beyond", [[2]])]
+        wrong += [("base_seed", []), ("beyond", [[2]]), *(("generators", value) for value in (["xx"], [3], 3, None))]
         if state["is_map"]:
             wrong += [("sampler", None)]
             wrong += [("sampler", {**state["sampler"], name: 3}) for name in ("states", "is_over")]
@@ -548,3 +553,7 @@ def test_edited_state_without_its_check_is_refused_where_it_makes_no_sense(make:
                 with pytest.raises(hr.StateMismatchError) as told:
                     loader.load_state_dict(edited)
                 assert told.value.field == name
+        for name in state.keys() - {"version", "regime", "check"}:
+            with pytest.raises(hr.StateMismatchError) as told:
+                loader.load_state_dict({k: v for k, v in state.items() if k not in ("check", name)})
+            assert told.value.field == name
