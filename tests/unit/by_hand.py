@@ -238,28 +238,21 @@ def cut(draw: Callable[[int, int], int], count: int, most: int) -> Iterator[int]
 
 
 class HandFed:
-    """A source that asks for room in order, and puts what it has room for when the test has it do so.
+    """A source that asks for room in order, and puts what it has room for when the test has it do so."""
 
-    Args:
-        samples: a Failure stands for one that could not be read.
-        sizes: of the parts that are put.
-        cuts: of the batches, where the source gives them.
-        breaks: whether it raises at its end.
-    """
-
-    def __init__(self, samples: Sequence[Any], sizes: Sequence[int], cuts: Sequence[int] | None, breaks: bool) -> None:
-        self._samples, self._sizes, self._cuts, self._breaks = samples, sizes, cuts, breaks
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
         self.ready: list[tuple[int, int, Claim]] = []
         self._is_put = asyncio.Event()
         self.flow: Flow
 
     async def run(self, flow: Flow) -> None:
         self.flow = flow
-        for count in self._cuts or ():
+        for count in self._setup.cuts or ():
             flow.cut(count)
         at = 0
         try:
-            for size in self._sizes:
+            for size in self._setup.sizes:
                 self.ready.append((at, size, await flow.turn(100 * size, at)))
                 at += size
             while self.ready:
@@ -267,12 +260,12 @@ class HandFed:
                 await self._is_put.wait()
         finally:
             self.ready.clear()  # its readers end with it
-        if self._breaks:
+        if self._setup.breaks:
             raise Broken("the source")
 
     def put(self, which: int) -> None:
         start, size, claim = self.ready.pop(which)
-        self.flow.put(start, self.flow.part_of(list(self._samples[start : start + size]), claim))
+        self.flow.put(start, self.flow.part_of(list(self._setup.samples[start : start + size]), claim))
         self._is_put.set()
 
     def mark(self, position: int) -> Any:
@@ -286,13 +279,12 @@ class Setup:
     Attributes:
         samples: the source's; a Failure stands for one that could not be read.
         sizes: of the parts that it puts.
-        limits: how many samples each level gives at most; empty: all do.
-        together: how many batches are made by one task at most.
         chains: by number; the last one has `LAST`.
-        stages: before the last one.
-        cuts: of the batches, where the source gives them.
         last: (how many batches are of the size, the sizes of those that follow), where that is known.
+        cuts: of the batches, where the source gives them.
         breaks: whether the source raises at its end.
+        together: how many batches are made by one task at most.
+        limits: how many samples each level gives at most; empty: all do.
     """
 
     samples: Sequence[Any]
@@ -336,14 +328,9 @@ class Setup:
 
 
 class ByHand:
-    """One epoch on workers of its own, driven step by step.
-
-    Args:
-        setup: what is driven.
-        seed: of the order of callbacks that are ready at once.
+    """One epoch on workers of its own, driven step by step. The seed orders callbacks that are ready at once.
 
     Attributes:
-        source, workers: what they are.
         gates: of asynchronous steps: each ends when its gate is opened.
         taken: the deliveries that the trainer has taken, and holds.
         opened: of batches that came together, those that the trainer has not asked for.
@@ -365,7 +352,7 @@ class ByHand:
 
     def _begin(self) -> None:
         setup = self.setup
-        self.source = HandFed(setup.samples, setup.sizes, setup.cuts, setup.breaks)
+        self.source = HandFed(setup)
         self.queue = TaskQueue(setup.workers, self.workers, self.meters)
         self.chains = StreamChains(setup.chains)  # threads have a weak reference only
         self.queue.chains.learn(self.chains.stream, KnownChains(self.chains))
@@ -518,13 +505,7 @@ class ByHand:
 
 @dataclass
 class Run:
-    """Results of a run.
-
-    Attributes:
-        batches: what each has; None in the place of one that was an error.
-        snapshots: how far the trainer was after each.
-        failed: the tasks that failed.
-    """
+    """The batches of a run, with None for each that was an error; the trainer's progress after each; failed tasks."""
 
     batches: list[Any] = field(default_factory=list)
     snapshots: list[ResumePoint] = field(default_factory=list)

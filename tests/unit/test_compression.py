@@ -408,23 +408,6 @@ async def test_another_caller_unpacks_when_the_first_is_cancelled() -> None:
     assert not frames._locks and not frames._asking
 
 
-async def test_error_is_not_cached() -> None:
-    frames = Unpacked()
-
-    async def broken() -> bytes:
-        raise ValueError("no")
-
-    async def nothing() -> None:
-        return None
-
-    with pytest.raises(ValueError, match="no"):
-        await frames.get("a", broken)
-    assert await frames.get("a", nothing) is None
-    unpack = Unpacking(3)
-    unpack.may.set()
-    assert await frames.get("a", unpack) == bytes(3)
-
-
 async def test_most_recent_frames_are_kept_within_four_mebibytes() -> None:
     frames, sizes = Unpacked(), {"a": 2**21, "b": 2**20, "c": 2**21, "huge": 2**22 + 1}
     unpack = {name: Unpacking(size) for name, size in sizes.items()}

@@ -178,16 +178,6 @@ def test_mixture_has_an_end_and_ends_of_windows() -> None:
         mixed([10, 10], [1, 1]).locate(np.array([20]))
 
 
-@pytest.mark.parametrize(("sizes", "weights", "until", "why"), [
-    ([5, 5], [1, 0], "all", "=0 must be above 0"),
-    ([5, 5], lambda _: [1, 0], "all", "not come in full"),
-    ([5, 0], lambda _: [1, 1], "first", "no samples"),
-])  # fmt: skip
-def test_impossible_mixture_is_refused(sizes: list[int], weights: Weights, until: Until, why: str) -> None:
-    with pytest.raises(OptionError, match=why):
-        blend(sizes, weights, until)
-
-
 @settings(max_examples=40)
 @given(MIXES, st.sampled_from(["first", "all"]), st.data())
 def test_function_of_constant_weights_ends_as_constants(mix: Mix, until: Until, data: st.DataObject) -> None:
@@ -338,6 +328,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: mix_two(weights={"a": [1], "b": [2]}), r"weights\['a'\]=\[1\] must be a finite number"),
     (lambda: mix_two(weights={"a": "1", "b": 2}), r"weights\['a'\]='1' must"),
     (lambda: len(mix_two(weights={"a": 1, "b": 0}, until="all")), r"weight of source 1=0 must be above 0"),
+    (lambda: len(mix_two(weights=lambda _: {"a": 1, "b": 0}, until="all")), "not come in full"),
+    (lambda: len(hr.mix({"a": numbers(5), "b": numbers(0)}, lambda _: {"a": 1, "b": 1})), "no samples"),
     (lambda: mix_two(weights={"a": 0, "b": 0}), "one of them above 0"),
     (lambda: mix_two(weights=[1, 2]), "a function of the step"),
     (lambda: mix_two(by="lines"), "by='lines'"),
