@@ -474,6 +474,16 @@ EPOCHS: dict[str, tuple[Any, int, hr.Exclude, list[list[list[int]]]]] = {
 }  # fmt: skip
 
 
+def test_carried_samples_are_excluded_from_the_epoch_that_they_are_carried_into() -> None:
+    carrying, exclude = hr.Ranks(last_batch="carry"), hr.Exclude(samples=[8, 1])
+    with hr.DataLoader(OF_TEN, 4, ranks=carrying, collate_fn=list) as loader:
+        assert list(loader) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        state = loader.state_dict()
+    with hr.DataLoader(OF_TEN, 4, ranks=carrying, collate_fn=list, exclude=exclude) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == [[9, 0, 2, 3], [4, 5, 6, 7]]
+
+
 @pytest.mark.parametrize("case", EPOCHS)
 def test_epochs_lack_what_is_excluded(case: str) -> None:
     data, size, exclude, epochs = EPOCHS[case]
@@ -537,6 +547,7 @@ def test_samples_of_shards_are_named(tmp_path: Path) -> None:
 
 
 SOME, SOME_MORE, STREAM = hr.Exclude(samples=[1]), hr.Exclude(samples=[1, 5]), hr.from_map(ALL)
+STEPS = hr.Exclude(steps=[(1, 2)])
 
 
 def excluding(exclude: Any, data: Any = STREAM, **options: Any) -> Any:
@@ -576,6 +587,11 @@ REFUSED: list[tuple[str, Callable[[Path], Any]]] = [
     ("'pad'", lambda _: excluding(SOME, ranks=hr.Ranks(last_batch="pad"))),
     ("have no numbers", lambda _: excluding(SOME, hr.from_iterable(ALL))),
     ("has no end", lambda _: excluding(SOME, STREAM.repeat())),
+    (r"cannot follow \.filter\(int\): the number", lambda _: excluding(STEPS, STREAM.filter(int))),
+    (r"cannot follow \.flat_map", lambda _: excluding(STEPS, STREAM.flat_map(lambda n: [n, n]))),
+    (r"last_batch='carry'", lambda _: excluding(STEPS, ranks=hr.Ranks(last_batch="carry"))),
+    (r"cannot follow \.skip\(2\)", lambda _: excluding(SOME, STREAM.epoch(samples=9).skip(2))),
+    (r"cannot follow \.slice", lambda _: excluding(SOME, STREAM.repeat(2).slice(0, None, 2))),
     ("sampler", lambda _: excluding(SOME, STREAM.sample(torch.utils.data.RandomSampler(ALL)))),
     (r"exclude=\[1\] must be hr\.Exclude", lambda _: excluding([1])),
     ("cannot be read", lambda path: excluding(path / "none")),
@@ -613,11 +629,11 @@ def test_numbers_of_interleaved_streams_continue_those_of_earlier_inputs(tmp_pat
 
 
 def test_state_of_one_rank_keeps_its_share() -> None:
-    stream = hr.from_map(ALL).filter(lambda number: number >= 0).epoch(samples=40)
-    _, states = ran(2, lambda: stream, most=2, ranks=hr.Ranks(global_batch_size=4, compare=False), collate_fn=list)
-    exclude = hr.Exclude(steps=[(5, 6)])
-    assert_refused(loader_of(stream, 4, 0, 2, exclude=exclude), states[0], match="merge")
-    loaders = [loader_of(stream, 4, rank, 2, exclude=exclude) for rank in range(2)]
+    stream, options = hr.from_map(ALL), {"global_batch_size": 4, "compare": False, "last_batch": "uneven"}
+    _, states = ran(2, lambda: stream, most=2, ranks=hr.Ranks(**options), collate_fn=list)
+    exclude, ranks = hr.Exclude(steps=[(5, 6)]), [hr.Ranks(rank=k, world_size=2, **options) for k in range(2)]
+    assert_refused(loader_of(stream, 4, ranks=ranks[0], exclude=exclude), states[0], match="merge")
+    loaders = [loader_of(stream, 4, ranks=own, exclude=exclude) for own in ranks]
     for loader in loaders:
         loader.load_state_dict(hr.merge_states(states))
     assert numbers_of(loaders, 4) == cut([*range(8, 20), *range(24, 28)], 4)

@@ -8,13 +8,13 @@ TESTS = Path(__file__).parents[1]
 SOURCES = TESTS.parent / "src" / "headrace"
 ENGINE = ("engine/scheduler/*.py", "readers/*.py", "workers/queue.py", "workers/chains.py")
 ENUMERATIONS = {"BatchState", "EngineState"}
-END_TO_END = {"Quarantine"}  # it writes files
+END_TO_END = {"Quarantine", "Resumable"}  # they write files, and run data sets of users
 MADE = {  # what each of these makes is tested through it
     "Epoch": {
         *("Assembly", "BatchWork", "FoundGroup", "GroupLevel", "Level", "Outcome", "Pile"),
         *("RowLevel", "SharedPart", "TogetherLevel", "Units"),
     },
-    "IndexedShardProducer": {"MemberReads", "PackedFailureError"},
+    "IndexedShardProducer": {"Checker", "MemberReads", "PackedFailureError"},
     "ReadingAhead": {"Reading"},
     "ShardProducer": {"ShardRanges"},
     "TaskQueue": {"Chains", "OpenBlocks", "Opening", "PackedChains", "QueueEntry", "QueueWorker"},

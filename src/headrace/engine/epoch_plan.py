@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -304,7 +304,7 @@ class EpochPlan:
                 tail=state.tail,
                 rank=rank,
                 world=state.world,
-                mark=self.next_mark(received.mark),
+                mark=self.next_mark(received),
             )
         state = replace(
             state,
@@ -329,16 +329,22 @@ class EpochPlan:
             )
         mark, at = received.mark
         mark = mark() if callable(mark) else mark
+        if not at and not self.is_resumed and type(mark) is dict:
+            mark = self.begin.mark  # that of the data set, before aiter() ran, is of the end of the last epoch
         cursor = Cursor.at(self.begin.cursor.position + at)
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
         return replace(state, cursor=cursor, received=done, mark=mark, samples=samples)
 
-    def next_mark(self, mark: Any) -> object:
+    def next_mark(self, received: ResumePoint) -> object:
         """Return the resume mark after this epoch, with the data set in its final state."""
-        state, at = (self.begin.mark, 0) if mark is None else mark
+        state, at = (self.begin.mark, 0) if received.mark is None else received.mark
         if not isinstance(state, dict) or "dataset" not in state:
             return None
         took = {} if self.share is None else {"took": self.begin.resplit.rank_samples + self.share.whole}
+        is_cut = self.share is not None or any(level.limit is not None for level in self.levels)
+        if is_cut and not self.keeps_count:  # the data set has given another number of samples than came out
+            used = max((stop for _, stop in received.covers), default=0)
+            took = {"took": self.begin.cursor.position + used}
         return {"over": self.begin.cursor.position + at, **took, **state}
 
     def skipped(self, batches: int) -> EpochPlan:

@@ -183,6 +183,11 @@ class Pipeline:
         return next(steps, None) or next((one.text for one in self.groupings if not one.is_shardable), None)
 
     @property
+    def counted_as_read(self) -> str | None:
+        """First operator that selects samples by their numbers among those that come."""
+        return next((step.name for step in self._all_steps if step.is_numbered and not step.keeps_count), None)
+
+    @property
     def separate(self) -> str | None:
         return next((step.name for step in self._all_steps if step.is_separate), None)
 

@@ -81,9 +81,10 @@ class Resumable:
     async def _next_epoch(self) -> AsyncIterator[object]:
         """Repeat the previous epoch to its end, which prepares the data set, then start this one."""
         number, take = self._state["over"], self._state.get("took", self._take)
-        before = self._gone_on(number, -1)
+        before, is_begun = self._gone_on(number, -1), False
         try:
-            while take is None or number < take:
+            while take is None or number < take or not is_begun:
+                is_begun = True
                 await anext(before)
                 number += 1
         except StopAsyncIteration:

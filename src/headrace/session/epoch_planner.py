@@ -70,7 +70,7 @@ class EpochCursor:
         """Advance at the end of an iterator."""
         if progress is self._progress and not self.is_announced:
             self.number, self.carried = finished.number + 1, finished.carried()
-            self.mark = finished.next_mark(progress.received.mark)
+            self.mark = finished.next_mark(progress.received)
             self._progress = None
 
     def leave(self) -> None:
@@ -307,7 +307,7 @@ class NextEpoch:
             raise refusal("numbers", "exclude=", repr(self.stream))
         if self._excluded is None or self._excluded.planning is not planning:
             assert self._settings.exclude is not None
-            self._excluded = ExclusionFilter(self._settings.exclude, planning)
+            self._excluded = ExclusionFilter(self._settings.exclude, planning, self._settings.tail)
         return self._excluded
 
     def _deal(self, order: Order | None, *, is_shared: bool) -> Deal | None:

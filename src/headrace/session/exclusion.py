@@ -11,12 +11,12 @@ from headrace._util import check
 from headrace.engine.scheduler.skip_rules import numbers_in
 from headrace.errors import StateMismatchError
 from headrace.options import Exclude
-from headrace.order.cursor import Cursor, compressed, united
+from headrace.order.cursor import Cursor, compressed, expanded, united
 from headrace.order.orders import ENDLESS, Order
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import refusal
 from headrace.state.state import State
-from headrace.types import Ints
+from headrace.types import Ints, Tail
 
 _AT_ONCE = 2**18  # positions searched at once
 
@@ -24,8 +24,17 @@ _AT_ONCE = 2**18  # positions searched at once
 class ExclusionFilter:
     """Applies `headrace.Exclude` to epochs whose samples have numbers."""
 
-    def __init__(self, exclude: Exclude, planning: Planning) -> None:
+    def __init__(self, exclude: Exclude, planning: Planning, tail: Tail) -> None:
         self._exclude, self.planning = exclude, planning
+        pipeline = planning.pipeline
+        if (counting := pipeline.counted_as_read) is not None:
+            remedy = f"put .{counting} before the operators that repeat samples"
+            raise refusal("positions", "exclude=", f".{counting}", remedy=remedy)
+        if exclude.steps and not (pipeline.keeps_count or pipeline.packing):
+            remedy = "name the samples: hr.Exclude(samples=…)"
+            raise refusal("known number", "Exclude(steps=…)", f".{pipeline.changing[0]}", remedy=remedy)
+        if exclude.steps and tail == "carry":
+            raise check.conflict("Exclude(steps=…)", "hr.Ranks(last_batch='carry')", "name samples, which have numbers")
         self._found: tuple[int, Ints] | None = None  # of the last requested epoch
 
     def start_of(self, begin: State, step: int, order: Order | None) -> State:
@@ -46,7 +55,9 @@ class ExclusionFilter:
         ranges = [(a * step, b * step) for a, b in self._exclude.steps] if epoch == self._exclude.epoch else []
         end = order.count
         ranges = [(a, min(b, end)) for a, b in ranges if a < end]
-        ranges += map(tuple, self._ranges_of_samples(epoch, order).tolist())
+        carried = self._among(order, expanded(cursor.holes[cursor.holes[:, 0] < 0]))
+        for some in (compressed(carried), self._ranges_of_samples(epoch, order)):
+            ranges += map(tuple, some.tolist())
         return cursor.without_ranges(np.array(united(ranges), np.int64).reshape(-1, 2))
 
     def of_document(self, order: Order, position: int) -> bool:
@@ -73,8 +84,9 @@ class ExclusionFilter:
             raise refusal("end", "exclude= of samples", self.planning.pipeline.source.name)
         if not self.planning.pipeline.order.is_fixed:
             raise check.conflict("exclude=", ".sample(sampler)", "have the sampler exclude these samples")
-        found = []
-        for start in range(0, order.count, _AT_ONCE):
-            positions = np.arange(start, min(start + _AT_ONCE, order.count))
-            found.append(positions[np.isin(self.planning.numbers(order, positions), self._samples)])
+        starts = range(0, order.count, _AT_ONCE)
+        found = [self._among(order, np.arange(at, min(at + _AT_ONCE, order.count))) for at in starts]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def _among(self, order: Order, positions: Ints) -> Ints:
+        return positions[np.isin(self.planning.numbers(order, positions), self._samples)]

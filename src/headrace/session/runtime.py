@@ -73,6 +73,7 @@ class Runtime:
         self.fetch_meter = Meter()
         self._reader: Reader | None = None
         self._threads: CapacityLimiter | None = None
+        self._ends: dict[Epoch, asyncio.Event] = {}  # of running epochs, set at their ends
         self._arena = Arena(forget=self._forget, budget=settings.memory_budget, room=self._room)
         self._slabs = Slabs(forget=self._forget, may_grow=self._may_grow)
         self._mover = mover_of(settings.device)
@@ -125,6 +126,8 @@ class Runtime:
         spec: EpochSpec,
         watch: Watcher,
         prepare: Callable[[Runtime], Awaitable[None]] | None = None,
+        *,
+        waits: bool = False,
     ) -> BatchIterator[object]:
         """Start an epoch and return an iterator over its batches.
 
@@ -132,6 +135,7 @@ class Runtime:
             owner: Kept alive as long as the iterator.
             watch: Notified of the batches that the trainer receives.
             prepare: Called on the engine's loop before the first epoch: sends the chains and opens the data set.
+            waits: True to wait for the ends of stopped epochs, whose iterators move the same data set.
         """
         engine = self._running()
         mailbox = engine.mailbox
@@ -156,7 +160,7 @@ class Runtime:
         def refused() -> None:
             sender.fail(serialize.pack_error(LoaderClosedError("the loader was closed")))
 
-        engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1), refused)
+        engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1, waits), refused)
         return BatchIterator(
             owner,
             receiver,
@@ -331,6 +335,7 @@ class Runtime:
         prepare: Callable[[Runtime], Awaitable[None]] | None,
         fail: Callable[[PackedError], None],
         ahead: int,
+        waits: bool,
     ) -> None:
         self._threads = self._threads or CapacityLimiter(self._settings.fetch_concurrency)
         running_reader.set(self._reader)
@@ -350,8 +355,14 @@ class Runtime:
             fail(serialize.pack_error(error))
             return
         slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
-        with self._slabs.serve(slabs):
-            await epoch.run()
+        for end in [end for other, end in self._ends.items() if waits and other.is_stopped]:
+            await end.wait()
+        self._ends[epoch] = asyncio.Event()
+        try:
+            with self._slabs.serve(slabs):
+                await epoch.run()
+        finally:
+            self._ends.pop(epoch).set()
 
 
 def _values(meter: object, *names: str) -> dict[str, Any]:

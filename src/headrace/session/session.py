@@ -269,6 +269,7 @@ class Streaming:
                 progress=progress,
             ),
             _weakly(builder.prepare),
+            waits=self._next.stream.pipeline().source.traits.iterated,
         )
         iterator.leave_out = plan.leave_out
         if ranks.is_torch:

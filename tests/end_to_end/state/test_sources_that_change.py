@@ -1,14 +1,15 @@
 """Data sets with states of their own, and shards that changed after a state was saved."""
 
+import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders.loops import flat, lists, rest_of, resumed_anywhere, saved
-from builders.numbers import Counting
+from builders.numbers import Counting, is_odd
 from builders.tars import number_of, numbered_samples, tar
 from end_to_end.state import sources
 from end_to_end.state.runs import QUICK
@@ -231,3 +232,90 @@ def test_truncation_before_the_used_samples_of_a_shard_is_an_error(tmp_path: Pat
     assert set(flat(lists(rest_of(loader, state)))) == others
     assert loader.stats().skipped == 1
     assert len(had) == batches
+
+
+class Lines(hr.AsyncIterableDataset):
+    """Numbers. An iterator starts from the beginning, unless a state was loaded."""
+
+    def __init__(self, total: float = 20) -> None:
+        self.total, self.next, self.is_resumed = total, 0, False
+
+    async def aiter(self) -> AsyncIterator[int]:
+        for number in self:
+            yield number
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.is_resumed:
+            self.next = 0
+        self.is_resumed = False
+        while self.next < self.total:
+            self.next += 1
+            yield self.next - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next, self.is_resumed = state["next"], True
+
+
+LATER: dict[str, Callable[[hr.Stream], hr.Stream]] = {
+    "batch": lambda data: data.batch(4).unbatch(),
+    "flat_map": lambda data: data.flat_map(lambda n: [n] * 6),
+    "take, flat_map": lambda data: data.take(10).flat_map(lambda n: [n] * 3).take(20),
+    "shuffle": lambda data: data.shuffle(window=8),
+    "filter": lambda data: data.filter(lambda n: n > 5),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operators", LATER)
+@pytest.mark.parametrize("make", [lambda: Lines()._as_stream(), lambda: hr.from_iterable(Lines())])
+def test_later_epochs_of_a_data_set_resume_also_before_its_first_sample_is_used(
+    make: Callable[[], hr.Stream], operators: str
+) -> None:
+    resumed_anywhere(lambda: hr.DataLoader(LATER[operators](make()), 2), epochs=3, most=40)
+
+
+LIMITED: dict[str, Callable[[hr.Stream], hr.Stream]] = {
+    "epoch": lambda data: data.epoch(samples=10),
+    "filter, epoch": lambda data: data.filter(is_odd).epoch(samples=10),
+    "filter, take": lambda data: data.filter(is_odd).take(10),
+    "batch, take": lambda data: data.batch(2).unbatch().take(10),
+}
+
+
+@pytest.mark.parametrize("operators", LIMITED)
+def test_state_after_an_epoch_of_an_endless_data_set_reads_no_more_of_it(operators: str) -> None:
+    (first, *_) = resumed_anywhere(
+        lambda: hr.DataLoader(LIMITED[operators](Lines(math.inf)._as_stream()), 5, timeout=20), epochs=2
+    )
+    assert len(first) == 2
+
+
+class Blocked(Lines):
+    """Waits before a sample until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits, self.is_released = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            if number == 12:
+                self.waits.set()
+                self.is_released.wait()
+            yield number
+
+
+def test_state_is_loaded_into_a_data_set_after_the_end_of_its_last_iterator() -> None:
+    data = Blocked()
+    with hr.DataLoader(hr.from_iterable(data), 2) as loader:
+        batches = iter(loader)
+        assert [next(batches).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+        state = loader.state_dict()
+        assert data.waits.wait(20)
+        batches.close()
+        loader.load_state_dict(state)
+        threading.Timer(0.2, data.is_released.set).start()  # before that, its thread may still move the position
+        assert [n for batch in loader for n in batch.tolist()] == list(range(6, 20))

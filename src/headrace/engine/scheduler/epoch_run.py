@@ -96,6 +96,10 @@ class Epoch:
                 self._slabs.returned(delivery.segment)
             self._budget.changed()
 
+    @property
+    def is_stopped(self) -> bool:
+        return self._finished.is_set()
+
     def stop(self) -> None:
         self._finished.set()
 
