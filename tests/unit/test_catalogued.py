@@ -24,7 +24,7 @@ from one_object import OneObject
 import headrace as hr
 from headrace.errors import DecodeError, FormatError, LimitError, ObjectMissingError, OptionError
 from headrace.fetch.stores import memory
-from headrace.formats.format import Block, ShardEntry
+from headrace.formats.format import Block, Format, ShardEntry
 from headrace.formats.index.shard import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.litdata.format import LITDATA, LitData, nested_value, tree_of
@@ -35,8 +35,8 @@ URL = "memory://litdata/index.json"
 LEAF = json.dumps([1, {"type": None, "context": None, "children_spec": []}])
 
 
-def indexed(data: bytes, entry: ShardEntry, limits: Limits = DEFAULTS) -> ShardIndex:
-    return asyncio.run(LITDATA.index(OneObject(data), entry, limits))
+def indexed(data: bytes, entry: ShardEntry, limits: Limits = DEFAULTS, form: Format = LITDATA) -> ShardIndex:
+    return asyncio.run(form.index(OneObject(data), entry, limits))
 
 
 def entry_of(files: dict[str, bytes], limits: Limits = DEFAULTS) -> ShardEntry:
@@ -367,7 +367,7 @@ SHARD_URL = "memory://mds/shard.00000.mds"
 
 
 def mds_indexed(data: bytes, entry: ShardEntry | None = None, limits: Limits = LOW) -> ShardIndex:
-    return asyncio.run(MDS.index(OneObject(data), entry or ShardEntry(SHARD_URL), limits))
+    return indexed(data, entry or ShardEntry(SHARD_URL), limits, MDS)
 
 
 def samples_of(data: bytes, index: ShardIndex) -> list[Any]:

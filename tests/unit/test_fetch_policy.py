@@ -191,10 +191,7 @@ def test_rate_falls_to_a_share_of_the_throughput_and_recovers_in_seconds() -> No
     assert pace.at(30.0) > 300.0
     rates = [pace.at(10.0 + seconds / 10) for seconds in range(200)]
     assert rates == sorted(rates)
-
-
-def test_rate_falls_at_most_once_in_half_a_second() -> None:
-    pace = RateLimiter(100.0, 10.0)
+    # it falls at most once in half a second
     pace.lower(10.1, 10.4, 100.0)
     pace.lower(9.9, 11.0, 100.0)
     assert pace.at(10.0) == pytest.approx(70.0)
