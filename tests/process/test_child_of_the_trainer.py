@@ -3,12 +3,10 @@
 import json
 import multiprocessing
 import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
-from process.waiting import output_of, run_script
+from process.waiting import output_of
 
 import headrace as hr
 from headrace.workers.forkserver import client as boot
@@ -247,14 +245,6 @@ SCRIPT = """
 """
 
 
-def seen(options: tuple[str, ...]) -> tuple[int, set[int], set[Any], set[int]]:
-    code, out, err = run_script(SCRIPT, options=options, timeout_s=120)
-    assert code == 0, err
-    ours, each = json.loads(out)
-    hashes, seeds, servers = zip(*(entry for found in each for entry in found), strict=True)
-    return ours, set(hashes), set(seeds), set(servers)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "options", "is_known", "seeds"),
@@ -277,7 +267,8 @@ def test_hash_of_text_is_the_same_in_all_workers(
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if seed is not None:
         monkeypatch.setenv("PYTHONHASHSEED", seed)
-    ours, hashes, found, servers = seen(options)
+    ours, each = json.loads(output_of(SCRIPT, options=options, timeout_s=120))
+    hashes, found, servers = map(set, zip(*(entry for answers in each for entry in answers), strict=True))
     assert len(hashes) == 1
     assert (ours in hashes) == is_known
     assert found == seeds
@@ -285,7 +276,7 @@ def test_hash_of_text_is_the_same_in_all_workers(
 
 
 # Whatever a sample is, it becomes what `helper` gives.
-BEGIN = """
+LATE_TORCH = """
     import importlib, json, pathlib, tempfile
 
     folder = tempfile.TemporaryDirectory()
@@ -315,31 +306,27 @@ BEGIN = """
     def have_torch(loader):
         pids = loader._behind._runtime._workers.pids
         return ["libtorch" in pathlib.Path(f"/proc/{pid}/maps").read_text() for pid in pids]
+
+    torch.set_default_dtype(torch.float64)
+    with loader() as one:
+        epoch(one)
+        are_with_torch = have_torch(one)
+        helper = draws
+        late = epoch(one)
+        are_with_torch += have_torch(one)
+    epochs = []
+    for helper in draws, hidden:
+        with loader() as one:
+            epoch(one)
+            epochs.append(epoch(one))
+    print(json.dumps([are_with_torch, late, *epochs]))
 """
-
-
-def _found(code: str) -> Any:
-    return json.loads(output_of(textwrap.dedent(BEGIN) + textwrap.dedent(code)))
 
 
 @pytest.mark.slow
 def test_torch_that_a_worker_loads_late_is_as_it_would_have_been() -> None:
     """Workers have no torch where nothing needs it."""
-    are_with_torch, late, early, hidden_ones = _found("""
-        torch.set_default_dtype(torch.float64)
-        with loader() as one:
-            epoch(one)
-            are_with_torch = have_torch(one)
-            helper = draws
-            late = epoch(one)
-            are_with_torch += have_torch(one)
-        epochs = []
-        for helper in draws, hidden:
-            with loader() as one:
-                epoch(one)
-                epochs.append(epoch(one))
-        print(json.dumps([are_with_torch, late, *epochs]))
-    """)
+    are_with_torch, late, early, hidden_ones = json.loads(output_of(LATE_TORCH))
     assert are_with_torch == [False, True]
     assert late == early
     assert hidden_ones == [number for number, *_ in early]

@@ -67,13 +67,8 @@ def _body(data: bytes) -> list[tuple[str, bytes]]:
     return [("body", data)]
 
 
-def samples_of(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> list[dict[str, object]]:
-    """A sample for each (block, row); the last block is opened for one row alone."""
-    some = block_rows(blocks, rows)
-    return [some.sample(k) for k in range(len(rows))]
-
-
 def block_rows(blocks: Sequence[bytes], rows: Sequence[tuple[int, int]]) -> BlockRows:
+    """A sample for each (block, row); the last block is opened for one row alone."""
     shared = [SharedBlock(k + 1, partial(_body, data)) for k, data in enumerate(blocks)]
     shared.append(SharedBlock(0, lambda: [("single", b"123")]))
     block, row = np.array(rows, np.int64).reshape(-1, 2).T
@@ -107,8 +102,9 @@ def test_rows_opened_together_equal_rows_opened_singly(blocks: list[bytes], data
     rows = data.draw(st.lists(st.sampled_from(places), min_size=1, max_size=20))
     start = data.draw(st.integers(0, len(rows) - 1))
     form = data.draw(st.sampled_from([_Numbers(), _Columns()]))
-    together = opened_together(Opener(form, DEFAULTS), block_rows(blocks, rows), start)
-    assert together == opened(Opener(_Numbers(), DEFAULTS), samples_of(blocks, rows)[start:])
+    samples = block_rows(blocks, rows)
+    together = opened_together(Opener(form, DEFAULTS), samples, start)
+    assert together == opened(Opener(_Numbers(), DEFAULTS), [samples.sample(k) for k in range(start, len(rows))])
 
 
 class _Lines(Format):

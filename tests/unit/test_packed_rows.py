@@ -418,15 +418,6 @@ def read(run: PackedRows, count: int, at_once: int, tokens: Callable[[int], int]
     return taken, most
 
 
-def progress_of(method: str, rows: int, weights: Sequence[float], medians: Sequence[int], tokens: int) -> RowProgress:
-    """Progress after about `tokens` tokens of lognormal documents. Without weights there is no mixture."""
-    documents = [lognormal(65536, seed, median) for seed, median in enumerate(medians)]
-    mixing = TokenMixing(tuple("abcd"[: len(weights)]), ConstantShares(weights, 2**20)) if weights else None
-    run, width = PackedRows(Packing(4096, method, mixing), range(rows), rows, ENDLESS), len(documents)
-    length = lambda position: documents[position % width][position // width % 65536]
-    return run.after(read(run, tokens // 4096, max(64, rows // 2), length)[0])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "shares", "medians", "tokens", "most"), [
     ("concat", [], [600], 12 * 1024 * 4096, 4_096),
@@ -436,7 +427,11 @@ def progress_of(method: str, rows: int, weights: Sequence[float], medians: Seque
 ])  # fmt: skip
 def test_state_of_rows_is_short(method: str, shares: list[int], medians: list[int], tokens: int, most: int) -> None:
     """The requirement is 16 KB."""
-    progress = progress_of(method, 1024, shares, medians, tokens)
+    documents = [lognormal(65536, seed, median) for seed, median in enumerate(medians)]
+    mixing = TokenMixing(tuple("abcd"[: len(shares)]), ConstantShares(shares, 2**20)) if shares else None
+    run, width = PackedRows(Packing(4096, method, mixing), range(1024), 1024, ENDLESS), len(documents)
+    length = lambda position: documents[position % width][position // width % 65536]
+    progress = run.after(read(run, tokens // 4096, 512, length)[0])
     packed = json.dumps(progress.to_json())
     assert len(packed) < most
     assert RowProgress.from_json(json.loads(packed)) == progress

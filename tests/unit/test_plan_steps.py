@@ -20,7 +20,7 @@ from unit import order_reference as reference
 
 from headrace.errors import OptionError
 from headrace.order.cursor import Cursor, among_left, compressed, expanded, pack_ranges, united, unpack_ranges
-from headrace.order.orders import Order, ShardOrder, Windows
+from headrace.order.orders import ShardOrder, Windows
 from headrace.order.steps import Steps, dealt
 from headrace.state.state import Fingerprint, State, merged
 from headrace.types import Tail
@@ -346,26 +346,15 @@ def test_range_far_ahead_is_removed_without_a_list_of_earlier_positions(first: i
     assert left.holes.tolist() == [[0, first + 5]]
 
 
-STATE_BYTES_MOST = 40_000
-
-
-def saved(cursor: Cursor) -> str:
-    return json.dumps([cursor.position, pack_ranges(cursor.holes)])
-
-
-def short_steps(order: Order, begin: Cursor, size: int, world: int, rank: int = 0) -> Steps:
-    return Steps(begin, order.count, size, "short", rank, world, order.lanes)
-
-
 @pytest.mark.slow
 def test_a_state_stays_small_when_a_thousand_ranks_were_not_equally_far() -> None:
     chance = random.Random(13)
     order = ShardOrder(np.full(1000, 1000), "windows", (1, 2), Windows.of(131_072, 512))
-    ranks = [short_steps(order, Cursor.at(), 32 * 1024, 1024, rank) for rank in range(1024)]
+    ranks = [Steps(Cursor.at(), order.count, 32 * 1024, "short", rank, 1024, order.lanes) for rank in range(1024)]
     delivered = np.concatenate([unequal(chance, steps, 20) for steps in ranks])
     cursor = Cursor.at().without(delivered)
     assert cursor.hole_count + len(delivered) == cursor.position
-    assert len(saved(cursor)) <= STATE_BYTES_MOST
+    assert len(json.dumps([cursor.position, pack_ranges(cursor.holes)])) <= 40_000
 
 
 def unequal(chance: random.Random, steps: Steps, reached: int) -> np.ndarray:

@@ -220,10 +220,6 @@ VALUES: dict[str, Any] = {
 }
 
 
-def put_npz(**values: Any) -> str:
-    return stored.put(saved(np.savez, **values), "0.npz")
-
-
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_rows_of_an_archive_equal_its_arrays(save: Any) -> None:
     data = hr.arrays(stored.put(saved(save, **VALUES), "0.npz"))
@@ -247,7 +243,7 @@ def test_rows_of_a_single_array_are_called_value() -> None:
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_state_does_not_fit_other_arrays(is_shuffled: bool) -> None:
-    place = put_npz(**{name: np.arange(8) for name in ("a/x", "b/x", "a?x", "a?y")})
+    place = stored.put(saved(np.savez, **{name: np.arange(8) for name in ("a/x", "b/x", "a?x", "a?y")}), "0.npz")
 
     def loader(names: Any) -> Any:
         data = hr.arrays(place, names)
