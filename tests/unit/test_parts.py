@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from headrace._util.sample_ranges import BlockNumbers, Rows, spans_of, spans_of_each
 from headrace._util.shared_memory import Arena, Lease
-from headrace.torch_compat import serialize
 from headrace.torch_compat.serialize import PackedEach
-from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, PickledKeys, RawPart, offset_in
+from headrace.workers.sample_chunks import ApartPart, ListPart, PickledKeys, RawPart, offset_in
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.task_runner import open_part
 
@@ -141,23 +140,6 @@ def test_parts_know_the_offsets_of_their_samples(arena: Arena) -> None:
         one.release()
     for shard in shards:
         shard.close()
-
-
-def test_objects_and_packed_samples_are_cut(arena: Arena) -> None:
-    samples = [object() for _ in range(10)]
-    part = ListPart(samples)
-    inner = part.cut(2, 9).cut(1, 4)
-    assert inner.count == 3
-    assert open_part(inner) == samples[3:6]
-    assert open_part(part) == samples
-    parts = serialize.pack(list(range(10)))
-    lease = arena.lease(serialize.packed_size(parts))
-    packed = PackedPart(lease, serialize.write(parts, lease.view), 0, 10)
-    cut = packed.cut(2, 9).cut(1, 4)
-    packed.release()
-    assert open_part(cut) == [3, 4, 5]
-    assert arena.leased_bytes
-    cut.release()
 
 
 @given(lengths=st.lists(st.integers(0, 40), min_size=1, max_size=8), drawn=st.randoms(use_true_random=False))
