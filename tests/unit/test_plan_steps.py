@@ -162,10 +162,6 @@ def test_packed_documents_are_dealt_evenly(world: int, power: int) -> None:
         assert loads.max() <= in_turn.max()
 
 
-def test_largest_work_is_dealt_with_the_least() -> None:
-    assert dealt(np.array([1.0, 100.0, 1.0, 2.0]), [2, 2]).tolist() in ([0, 1, 1, 0], [1, 0, 0, 1])
-
-
 @given(world=st.integers(1, 5), size=st.integers(5, 12), count=st.integers(5, 80), done=st.integers(0, 5))
 def test_dealt_steps_have_the_same_samples_and_sizes(world: int, size: int, count: int, done: int) -> None:
     def deal(positions: np.ndarray, sizes: list[int]) -> np.ndarray:
