@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from builders.numbers import spin
-from drop_in.acting import Made
-from drop_in.reading import read_all
+from drop_in.acting import Made, read_all
 from drop_in.stateful_data import Stream
 
 import headrace as hr

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from drop_in.acting import Acting, ActingStream, Made, batches_of, raising
-from drop_in.reading import next_error, read_all, text_of
+from drop_in.acting import Acting, ActingStream, Made, batches_of, next_error, raising, read_all, text_of
 from drop_in.stateful_data import Stream
 from process.waiting import is_running, wait_until
 from torch.utils.data import get_worker_info

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drop_in.acting import Acting, Made, batches_of, raising, split
+from drop_in.acting import Acting, Made, batches_of, raising, read_all, split, text_of
 from drop_in.classes import caught
-from drop_in.reading import read_all, text_of
 from torch.utils.data import IterableDataset
 
 import headrace as hr

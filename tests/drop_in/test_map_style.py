@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from drop_in.acting import Acting, Made, raising
-from drop_in.reading import next_error
+from drop_in.acting import Acting, Made, next_error, raising
 from drop_in.stateful_data import Numbers
 from full.programs.watching import described
 from process.waiting import wait_until

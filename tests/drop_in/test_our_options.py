@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from builders.numbers import Numbers
-from drop_in.acting import Made
-from drop_in.reading import read_all
+from drop_in.acting import Made, read_all
 from drop_in.stateful_data import Stream
 
 import headrace as hr

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from drop_in.acting import text_of
 from drop_in.classes import ThreadLoader
-from drop_in.reading import text_of
 from drop_in.stateful_data import Counted, EpochSampler, Numbers, begun, identity, loader_of, resumed
 
 import headrace as hr

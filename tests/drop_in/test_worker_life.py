@@ -6,9 +6,8 @@ import threading
 from typing import Any, NamedTuple
 
 import pytest
-from drop_in.acting import Acting, Made, batches_of
+from drop_in.acting import Acting, Made, batches_of, read_all
 from drop_in.classes import IMPORTS, PREAMBLE, in_processes
-from drop_in.reading import read_all
 from process.waiting import is_running, run_script, wait_until
 from torch.utils.data import get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper

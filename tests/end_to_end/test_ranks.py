@@ -1,19 +1,22 @@
-"""Ranks divide every step among themselves, whatever the data are. Options that would make them unequal are refused."""
+"""Ranks divide every step among themselves, evenly where asked. Options that would make them unequal are refused."""
 
 import asyncio
 import gzip
 import itertools
+import json
+import re
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from builders.loops import assert_refused, flat, lists, loaded, rest_of, resumed_anywhere, state_after
-from builders.numbers import Numbers, streamed
-from builders.ranks import as_rank
+from builders.loops import assert_refused, flat, lists, loaded, rest_of, resumed_anywhere, state_after, words
+from builders.numbers import Made, Numbers, streamed
+from builders.ranks import as_rank, steps_of
 from builders.tars import number_of, numbered_samples, numbers_of, put_index, put_indexed, put_shards, tar
 
 import headrace as hr
@@ -31,7 +34,7 @@ def batches_of(data: Any, rank: int, world: int, epochs: int = 1, **options: Any
         return [batch for _ in range(epochs) for batch in loader]
 
 
-def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
+def global_steps(data: Any, world: int, **options: Any) -> list[list[int]]:
     parts = [batches_of(data, rank, world, **options) for rank in range(world)]
     assert len({len(part) for part in parts}) == 1, "ranks make different numbers of steps"
     assert all(batch for part in parts for batch in part), "a rank has nothing to do"
@@ -40,14 +43,14 @@ def steps_of(data: Any, world: int, **options: Any) -> list[list[int]]:
 
 def test_tail_decides_about_a_short_last_step() -> None:
     data = Numbers(22)
-    short = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8))
+    short = global_steps(data, 2, ranks=hr.Ranks(global_batch_size=8))
     assert [len(step) for step in short] == [8, 8, 6]
-    dropped = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="drop"))
-    assert dropped == short[:2] == steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8), drop_last=True)
-    padded = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="pad"))
+    dropped = global_steps(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="drop"))
+    assert dropped == short[:2] == global_steps(data, 2, ranks=hr.Ranks(global_batch_size=8), drop_last=True)
+    padded = global_steps(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="pad"))
     assert padded[:2] == short[:2]
     assert sorted(padded[2]) == sorted(short[2] + [0, 1])
-    carried = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="carry"), epochs=3)
+    carried = global_steps(data, 2, ranks=hr.Ranks(global_batch_size=8, last_batch="carry"), epochs=3)
     assert [len(step) for step in carried] == [8] * 8
     assert sorted(flat(carried)) == sorted([*range(22)] * 2 + [*range(20)])
     assert sorted(carried[2]) == [0, 1, 16, 17, 18, 19, 20, 21]
@@ -88,10 +91,10 @@ def is_even(sample: Any) -> bool:
 @pytest.mark.slow
 def test_ranks_repeat_filtered_samples_for_an_epoch_of_a_given_size() -> None:
     data = put_indexed("ranks", COUNTS).shuffle().filter(is_even)
-    steps = steps_of(data.epoch(samples=24), 2)
+    steps = global_steps(data.epoch(samples=24), 2)
     assert [len(step) for step in steps] == [8, 8, 8]
     assert len({number for step in steps for number in step}) == 24
-    long = flat(steps_of(data.epoch(samples=96), 3))
+    long = flat(global_steps(data.epoch(samples=96), 3))
     assert len(long) == 96
     assert set(long) == set(range(0, TOTAL, 2))
 
@@ -99,7 +102,7 @@ def test_ranks_repeat_filtered_samples_for_an_epoch_of_a_given_size() -> None:
 def test_ranks_read_shards_of_their_own_where_samples_are_not_counted() -> None:
     urls = put_shards("dealt", COUNTS)
     data = hr.stream(urls, index=None).shuffle(window=8).epoch(samples=200)
-    steps = steps_of(data, 2, batch_size=5)
+    steps = global_steps(data, 2, batch_size=5)
     assert [len(step) for step in steps] == [10] * 20
     first, second = (set(flat(batches_of(data, rank, 2))) for rank in range(2))
     assert len(first | second) == TOTAL
@@ -214,7 +217,7 @@ def test_wrong_options_and_data_are_refused_on_ranks(text: str, use: Callable[[]
 def test_a_missing_shard_shifts_no_sample_of_others() -> None:
     urls = put_shards("one is missing", COUNTS)
     data = hr.stream(urls, index=put_index(urls)).shuffle(seed=2)
-    expected = steps_of(data, 2, ranks=hr.Ranks(global_batch_size=6))
+    expected = global_steps(data, 2, ranks=hr.Ranks(global_batch_size=6))
     memory.remove(urls[2])
     lost = set(range(9, 23))
     for rank in range(2):
@@ -610,3 +613,90 @@ def test_iterable_of_the_callers_loop_knows_its_part() -> None:
             return flat([batch async for batch in loader])
 
     assert [asyncio.run(read(rank)) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+
+
+# Global batches dealt to ranks so that these have as much work: the batches stay what they were.
+
+LENGTHS = np.maximum(1, np.random.default_rng(3).lognormal(3.0, 1.0, 400).astype(np.int64))
+LENGTH = 128
+
+
+def document(key: int) -> dict[str, Any]:
+    return {"input_ids": np.full(LENGTHS[key], key, np.int32), "number": key}
+
+
+def no_work(numbers: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [tuple(map(tuple, row)) for row in zip(*(batch[name].tolist() for name in sorted(batch)), strict=True)]
+
+
+def loaders_of(
+    data: Any, world: int, size: int = 16, balance: Any = None, *, in_order: bool = True
+) -> list[hr.DataLoader[Any]]:
+    ranks = hr.Ranks(global_batch_size=size, balance=balance, compare=False)
+    return [
+        hr.DataLoader(data, ranks=as_rank(rank, world, ranks), timeout=30, in_order=in_order) for rank in range(world)
+    ]
+
+
+def squares(row: tuple[Any, ...]) -> int:
+    """The tokens of each of a sequence's documents, squared."""
+    ids = np.array(row[0])
+    return int((np.bincount(ids[ids >= 0]) ** 2).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["concat", "best_fit"])
+@pytest.mark.parametrize("is_shuffled", [False, True])
+def test_packed_sequences_are_even_and_the_steps_are_the_same(method: Any, is_shuffled: bool) -> None:
+    documents = Made(document, len(LENGTHS))
+    data = (documents.shuffle() if is_shuffled else documents).pack(LENGTH, lengths=LENGTHS, method=method)
+    whole = [rows_of(batch) for batch in loaders_of(data, 1)[0]]
+    steps = [list(map(rows_of, batches)) for batches in steps_of(loaders_of(data, 4, balance="tokens^2"))]
+    assert [sorted(itertools.chain(*step)) for step in steps] == [sorted(step) for step in whole]
+    assert all([len(mine) for mine in step] == [4] * 4 for step in steps[:-2])
+    loads = np.array([[sum(map(squares, mine)) for mine in step] for step in steps[:-2]])
+    assert (loads.max(axis=1) <= 1.15 * loads.mean(axis=1)).all()  # of four each
+    in_turn = np.array([[sum(map(squares, step[k : k + 4])) for k in range(0, 16, 4)] for step in whole[:-2]])
+    assert loads.max(axis=1).sum() < 0.9 * in_turn.max(axis=1).sum()
+
+
+def test_function_gives_the_work_of_samples() -> None:
+    (loader,) = loaders_of(hr.from_map(range(20)), 1, 10, np.sqrt)
+    assert lists(loader) == [[*range(10)], [*range(10, 20)]]
+    loaders = loaders_of(hr.from_map(range(64)), 2, 8, lambda numbers: numbers**2)
+    for mine, others in steps_of(loaders):
+        assert abs(int((mine**2).sum() - (others**2).sum())) <= 0.02 * int((mine**2).sum() + 100)
+
+
+def test_states_do_not_depend_on_the_balance() -> None:
+    data = hr.from_map(range(60)).shuffle()
+    whole = [sorted(batch.tolist()) for (batch,) in steps_of(loaders_of(data, 1, 12))]
+    loaders = loaders_of(data, 3, 12, lambda numbers: numbers)
+    steps_of(loaders, 2)
+    (state,) = {json.dumps(loader.state_dict()) for loader in loaders}
+    for world, balance in ((2, None), (4, np.sqrt)):
+        loaders = loaders_of(data, world, 12, balance)
+        for loader in loaders:
+            loader.load_state_dict(json.loads(state))
+        assert [sorted(itertools.chain(*(one.tolist() for one in step))) for step in steps_of(loaders)] == whole[2:]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "why"),
+    [
+        (hr.from_map(range(60)), {"balance": "tokens"}, "only once they are read"),
+        (hr.from_map(range(60)), {"balance": lambda _: [1]}, "result of balance"),
+        (hr.from_map(range(60)), {"balance": lambda numbers: -numbers}, "0 or more"),
+        (hr.from_map(range(60)), {"balance": np.sqrt, "in_order": False}, "in order"),
+        (hr.from_map(range(60)).filter(bool).epoch(samples=9), {"balance": np.sqrt}, "balance"),
+        (hr.from_map(range(60)), {"balance": no_work}, "no_work. was asked for the work of 8 samples"),
+    ],
+)
+def test_what_cannot_be_balanced_is_an_error(data: Any, options: dict[str, Any], why: str) -> None:
+    with pytest.raises((hr.OptionError, ZeroDivisionError)) as caught:
+        next(iter(loaders_of(data, 2, 8, **options)[0]))
+    assert re.search(why, words(caught.value))

@@ -13,8 +13,7 @@ import pytest
 import torch
 from builders.numbers import Iterated, Made, Numbers, is_even
 from builders.tars import tar
-from drop_in.acting import batches_of
-from drop_in.reading import read_all
+from drop_in.acting import batches_of, read_all
 from process.waiting import output_of, run_script, wait_until, workers_of
 
 import headrace as hr
