@@ -1,10 +1,7 @@
 """Iterators outlive event loops and cancellations. Numbers of epochs, skipped batches, and epochs without end."""
 
 import asyncio
-import contextlib
-import gc
 import itertools
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -258,41 +255,6 @@ def test_comparison_of_ranks_is_awaited_by_the_next_task_when_the_first_was_canc
                 await anext(batches)
 
     asyncio.run(main())
-
-
-@pytest.mark.slow
-def test_cancelled_loops_leave_no_descriptors_when_no_garbage_is_collected() -> None:
-    asked = threading.Event()
-
-    async def never(index: int) -> None:
-        asked.set()
-        await asyncio.Event().wait()
-
-    async def loop() -> None:
-        async for _ in loader:
-            pass
-
-    async def descriptors_after(times: int) -> int:
-        for _ in range(times):
-            asked.clear()
-            task = asyncio.create_task(loop())
-            await asyncio.to_thread(asked.wait)
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        return len(os.listdir("/proc/self/fd"))
-
-    async def main() -> tuple[int, int]:
-        return await descriptors_after(3), await descriptors_after(40)
-
-    with hr.DataLoader(Made(never, 1000), batch_size=4) as loader:
-        gc.collect()
-        gc.disable()
-        try:
-            before, after = asyncio.run(main())
-        finally:
-            gc.enable()
-        assert after <= before + 4  # of loops that are ending
 
 
 @pytest.mark.parametrize("teller", ["loader", "data set", "sampler"])
