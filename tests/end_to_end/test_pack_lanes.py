@@ -316,7 +316,6 @@ def endless(stream: hr.Stream, size: int) -> None:
 
 SOME = texts().filter(is_kept)
 NONE, FAILED = "documents one after the other had no tokens", "documents one after the other had no tokens, or failed"
-MASKED = hr.from_map([{"input_ids": [1, 2], "mask": [1]}])
 REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: first_of(SOME.pack(8), ranks=TWO), r"put \.epoch\(samples=N\) after"),
     (lambda: first_of(texts().pack(8).epoch(samples=10), ranks=TWO), r"multiple of 4 sequences, not 10.*\(samples=8\)"),
@@ -329,8 +328,6 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),
     (lambda: texts().batch(2).unbatch().pack(8), r"cannot follow \.batch\(2\)"),
     (lambda: SOME.take(4).pack(8), r"cannot follow \.take\(4\)"),
-    (lambda: first_of(hr.from_map([[1]]).pack(8)), "no field 'input_ids'; it has: it is a list"),
-    (lambda: first_of(MASKED.pack(8, fields="mask")), "have different lengths: {'input_ids': 2, 'mask': 1}"),
     (lambda: endless(texts().map(empty).repeat().pack(LENGTH), 2), NONE),
     (lambda: endless(SHORT.repeat().pack(2), 2), r"a row of the batch lacks some; without \.shuffle\(\) before \.pack"),
     (lambda: endless(BAD.pack(LENGTH), 4), FAILED),
@@ -340,11 +337,15 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
 def test_rows_that_cannot_be_packed_are_refused(make: Callable[[], Any], message: str) -> None:
-    with pytest.raises((OptionError, KeyError, ValueError), match=message):
+    with pytest.raises(OptionError, match=message):
         make()
 
 
 def test_error_of_a_document_that_cannot_be_packed_names_it() -> None:
+    with pytest.raises(KeyError, match="no field 'input_ids'; it has: it is a list"):
+        first_of(hr.from_map([[1]]).pack(8))
+    with pytest.raises(ValueError, match=r"have different lengths: {'input_ids': 2, 'mask': 1}"):
+        first_of(hr.from_map([{"input_ids": [1, 2], "mask": [1]}]).pack(8, fields="mask"))
     data = hr.from_map([{"input_ids": "text" if n == 7 else [n]} for n in range(9)])
     with pytest.raises(TypeError, match="whole numbers in one dimension are needed") as caught:
         list(data.filter(lambda one: one["input_ids"] != [3]).pack(2))
