@@ -92,7 +92,7 @@ class Exclude:
             mixed streams the samples of the first stream have the first numbers, then those of the next.
             `hr.Skip(log=)` writes these numbers too.
         steps: (first, past the last) global batches of one epoch, counted in its order from 0 as if nothing were
-            excluded: `[(5000, 5010)]` are ten steps.
+            excluded: `[(5000, 5010)]` are ten steps. Refused if operators change the number of samples.
         epoch: Number of the epoch of `steps`.
         files: Files written by `hr.Skip(log=)`. Their samples are excluded from each epoch.
     """

@@ -152,8 +152,6 @@ def test_chain_of_thread_workers_is_not_kept_alive() -> None:
     del chain
     with pytest.raises(LoaderClosedError):
         known.load()
-    with pytest.raises(TypeError):
-        known.message(1)
 
 
 def without_torch(source: str) -> Callable[..., Any]:

@@ -25,8 +25,7 @@ from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.arrow_values import values_of
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import ThriftReader
-from headrace.formats.parquet.format import ChunkFile, Parquet
-from headrace.formats.parquet.pages import delta_numbers
+from headrace.formats.parquet.format import ChunkFile, Parquet, delta_numbers
 from headrace.testing import FaultServer
 
 

@@ -37,7 +37,8 @@ from headrace.workers.sample_chunks import Part
 from headrace.workers.tasks import CHAINS, Chain, Step, StreamChains
 
 if TYPE_CHECKING:
-    from headrace.engine.scheduler.skip_rules import SkipMeters, Skips
+    from headrace.engine.scheduler.skip_rules import Skips
+    from headrace.observe import LoaderMeters
     from headrace.session.runtime import Runtime
 
 Wrap = Callable[[list[Any]], Part]
@@ -127,7 +128,7 @@ class EpochBuilder:
         before = self.learned  # running epochs keep it
         self.learned = Learned(self.settings.use_slots, before.sample_s, batch_bytes=before.batch_bytes)
 
-    def spec(self, plan: EpochPlan, reader: Reader, calls: TrainerCalls, meters: SkipMeters) -> EpochSpec:
+    def spec(self, plan: EpochPlan, reader: Reader, calls: TrainerCalls, meters: LoaderMeters) -> EpochSpec:
         """Return the spec of an epoch.
 
         Raises:
@@ -150,18 +151,17 @@ class EpochBuilder:
             pass_count=None if self.planning is None else self.planning.pass_count,
         )
 
-    def _skips(self, plan: EpochPlan, calls: TrainerCalls, meters: SkipMeters) -> Skips | None:
+    def _skips(self, plan: EpochPlan, calls: TrainerCalls, meters: LoaderMeters) -> Skips | None:
         policy = self.settings.skips
         if policy is None:
             return None
         from headrace.engine.scheduler.skip_rules import Quarantine, Skips
 
-        if policy.log is not None:
-            meters = Quarantine(os.fspath(policy.log), plan, meters)
+        counter = meters if policy.log is None else Quarantine(os.fspath(policy.log), plan, meters)
         return Skips(
             policy if policy.when is None else replace(policy, when=calls.decide),
             plan.number,
-            meters,
+            counter,
             serialize.unpack_error,
             serialize.pack_error,
             plan.begin.skipped,

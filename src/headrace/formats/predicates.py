@@ -101,7 +101,7 @@ def _term(one: object) -> Term:
         raise check.invalid(
             f"where={column!r:.80} {op!r}",
             value,
-            f"{needed}: numbers (no NaN), booleans (which have no order), text, bytes, dates or times; for what is "
+            f"{needed}: numbers (no NaN), booleans (which have no order), text, bytes, dates or datetimes; for what is "
             "missing there is .filter()",
         )
     if op in _SETS:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -92,7 +91,7 @@ class IndexedShards(AsyncDataset):
 
     def __post_init__(self) -> None:
         self._readers = OwnReaders(self.storage_options, self.aclose)
-        self._blocks = HeldReads[tuple[SharedBlock, int]](itemgetter(1))  # with their sizes
+        self._blocks = HeldReads[tuple[SharedBlock, int]](lambda one: one[1])  # with their sizes
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
         self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()

@@ -65,9 +65,6 @@ class KnownChains:
             raise LoaderClosedError("the loader is gone")
         return found
 
-    def message(self, stream: int) -> ChainsMessage:
-        raise TypeError("threads receive chains as they are")
-
     def is_of(self, chains: StreamChains) -> bool:
         return self._chains() is chains
 

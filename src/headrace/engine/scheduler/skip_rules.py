@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from headrace.workers.failures import ErrorPacker, Origin, PackedError, Scope
 
 if TYPE_CHECKING:
     from headrace.engine.epoch_plan import EpochPlan
+    from headrace.observe import LoaderMeters
 
 _LOGGED = 10  # samples per epoch
 _KNOWN_MOST = 4096  # errors
@@ -27,12 +28,6 @@ _SHOWN_MOST = 1000  # characters of an error
 _TEXT_MOST = 500  # characters of a name or error in a file, so that one write takes a line
 
 log = logging.getLogger("headrace")
-
-
-class SkipMeters(Protocol):
-    """Counter of skipped samples."""
-
-    def count_skip(self, epoch: int, position: int, name: str, error: str) -> None: ...
 
 
 class Skips:
@@ -48,7 +43,7 @@ class Skips:
         self,
         policy: Skip,
         epoch: int,
-        meters: SkipMeters,
+        meters: LoaderMeters | Quarantine,
         unpack: Callable[[PackedError], BaseException],
         pack: ErrorPacker,
         before: tuple[int, int] = (0, 0),
@@ -184,7 +179,7 @@ class Quarantine:
     Several processes may write to one file: each line is appended by one write.
     """
 
-    def __init__(self, path: str, plan: EpochPlan, meters: SkipMeters) -> None:
+    def __init__(self, path: str, plan: EpochPlan, meters: LoaderMeters) -> None:
         self._path, self._plan, self._meters = path, plan, meters
 
     def count_skip(self, epoch: int, position: int, name: str, error: str) -> None:
