@@ -398,6 +398,11 @@ class HeldReads(Generic[T]):
                 _, oldest = self._held.popitem(last=False)
                 self._held_bytes -= self._nbytes(oldest)
 
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+            self._held_bytes = 0
+
     async def aclose(self) -> None:
         loop = asyncio.get_running_loop()
         tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]

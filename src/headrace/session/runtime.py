@@ -348,6 +348,8 @@ class Runtime:
                     if prepare is not None:
                         await prepare(self)
                     self._is_ready = True
+            for end in [end for other, end in self._ends.items() if waits and other.is_stopped]:
+                await end.wait()
         except BaseException as error:  # also a cancellation: the consumer must not wait for ever
             if is_ours(error):
                 fail(serialize.pack_error(LoaderClosedError("the loader was closed before its first batch")))
@@ -355,8 +357,6 @@ class Runtime:
             fail(serialize.pack_error(error))
             return
         slabs = max(1, self._settings.prefetch_factor) + HELD_SLABS + ahead
-        for end in [end for other, end in self._ends.items() if waits and other.is_stopped]:
-            await end.wait()
         self._ends[epoch] = asyncio.Event()
         try:
             with self._slabs.serve(slabs):

@@ -144,6 +144,7 @@ class IndexedShards(AsyncDataset):
 
     async def aclose(self) -> None:
         await self._blocks.aclose()
+        self._blocks.clear()
         await self.index.aclose()
 
     async def aget(self, key: int, wanted: Wanted | None = None) -> dict[str, object]:
@@ -194,18 +195,20 @@ class IndexedShards(AsyncDataset):
             bodies = await bodies_at(reader, where, [places[k] for k in kept], [crc[k] for k in kept], called)
             return list(zip([names[k] for k in kept], bodies, strict=True))
 
+        nbytes = sum(places[k][1] for k in kept)
+
         async def shared() -> tuple[SharedBlock, int]:
             about = None if rows.about is None else rows.about[block]
-            return SharedBlock(next(BLOCK_READS), (await members()).copy, about), sum(places[k][1] for k in kept)
+            return SharedBlock(next(BLOCK_READS), (await members()).copy, about), nbytes
 
         try:
             if rows.row is None:
                 return sample | dict(await members())
-            found, nbytes = await self._blocks.get((ordinal, block, *kept), shared)
+            await paid(running_charge.get(), nbytes)  # as if it was read for this sample alone: it may be evicted
+            found, _ = await self._blocks.get((ordinal, block, *kept), shared)
         except (ChecksumError, ObjectChangedError) as error:
             error.key = key
             raise
-        await paid(running_charge.get(), nbytes)  # as if it was read for this sample alone: it may be evicted
         return {**sample, BLOCK: found, ROW: int(rows.row[row])}
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+from headrace._util.functions import unwrapped
 from headrace._util.shared_memory import LARGE_BYTES, PublishedPlaces, aligned, close_all, give_back_freed_memory
 from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
@@ -56,7 +57,7 @@ class TaskRunner:
         self._streams: dict[int, Callable[[], StreamChains]] = {}
         self._specs: dict[int, tuple[Spec, bytes]] = {}
         self._held: dict[int, _Result] = {}
-        self._init: object = None  # the initialization function that has run
+        self._init: object = None  # code of the initialization function that has run
         self._had_large = False  # large samples, whose freed memory the process has kept
 
     def attach(self, number: int, view: memoryview) -> None:
@@ -81,9 +82,11 @@ class TaskRunner:
         chains: StreamChains = serialize.unpack_in_worker(view, lengths, descriptors.numbers)
         descriptors.close()
         init = next(iter(chains.values())).init
-        if init is not None and init is not self._init:  # a function sent by value has its globals with these chains
+        function = init and unwrapped(init)
+        code = getattr(getattr(function, "__func__", function), "__code__", type(function))
+        if init is not None and code is not self._init:  # a function sent by value has its globals with these chains
             init(self.number)
-            self._init = init
+            self._init = code
         return chains
 
     def learn_spec(self, number: int, spec: bytes) -> None:

@@ -14,6 +14,7 @@ from builders.tars import number_of, numbered_samples, tar
 from end_to_end.state import sources
 from end_to_end.state.runs import QUICK
 from end_to_end.state.sources import Seen, Written, rows
+from process.waiting import wait_until
 
 import headrace as hr
 
@@ -319,3 +320,26 @@ def test_state_is_loaded_into_a_data_set_after_the_end_of_its_last_iterator() ->
         loader.load_state_dict(state)
         threading.Timer(0.2, data.is_released.set).start()  # before that, its thread may still move the position
         assert [n for batch in loader for n in batch.tolist()] == list(range(6, 20))
+
+
+def test_consumer_that_waits_for_the_end_of_another_iterator_learns_that_the_loader_was_closed() -> None:
+    data, errors = Blocked(), list[BaseException]()
+    loader = hr.DataLoader(hr.from_iterable(data), 2)
+
+    def consume() -> None:
+        try:
+            next(iter(loader))
+        except hr.errors.LoaderClosedError as error:
+            errors.append(error)
+
+    batches = iter(loader)
+    next(batches)
+    assert data.waits.wait(20)
+    batches.close()
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    wait_until(lambda: len(loader._behind._iterators) > 1 or not consumer.is_alive(), "another iterator")
+    loader.close()
+    consumer.join(20)
+    data.is_released.set()
+    assert len(errors) == 1
