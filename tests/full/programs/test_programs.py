@@ -67,8 +67,17 @@ def test_programs_note_and_print_the_same_with_either_class(family: str, tmp_pat
         if theirs[name] != ours[name]
     ]
     assert not different, "\n".join(different)
-    theirs_printed, ours_printed = (sorted(filter(_is_printed, printed[side].splitlines())) for side in SIDES)
+    theirs_printed, ours_printed = (
+        sorted(filter(_is_printed, ENDS_OF_COPIES.sub("", printed[side]).splitlines())) for side in SIDES
+    )
     assert theirs_printed == ours_printed
+
+
+# torch's iterator may print this where a forked worker frees its copy of another iterator.
+ENDS_OF_COPIES = re.compile(
+    r"Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at \w+>\n"
+    r"Traceback .*\n(?: .*\n)+AssertionError: can only test a child process\n"
+)
 
 
 def _is_printed(line: str) -> bool:
