@@ -1,4 +1,4 @@
-"""What a sample costs whose stream has no sample numbers: filtered, alone and as one of five inputs of a mixture.
+"""Samples of filtered streams, which have no numbers: alone, and as one of five inputs of a mixture.
 
     mixture  `hr.mix` of five filtered streams, in batches of 32
     single   one filtered stream, sample by sample

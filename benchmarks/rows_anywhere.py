@@ -1,4 +1,4 @@
-"""What a row of Parquet costs that is not read with its neighbours: rows a second, and seconds to the first batch.
+"""Rows of Parquet in other orders than that of their files: rows a second, and seconds to the first batch.
 
     shuffled  `.shuffle()`, by windows
     global    `.shuffle("global")`

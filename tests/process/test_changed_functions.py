@@ -1,5 +1,7 @@
 """Each epoch uses the current values of the variables of functions, as forked workers do."""
 
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +90,7 @@ GLOBALS = """
         loader = hr.DataLoader(data.filter(is_even).map(looked_up), 2, **options)
         for FACTOR in (1, 10):
             print(list(loader))
-        parts = [data.filter(is_even), data.map(looked_up)]
-        print(list(hr.DataLoader(parts[0].concat(parts[1]), 8, **options)))
+        print(list(hr.DataLoader(data.filter(is_even).concat(data.map(looked_up)), 8, **options)))
 """
 
 
@@ -99,6 +100,14 @@ def test_worker_init_fn_of_a_script_sets_globals_for_all_functions() -> None:
     first = [[0, 1, 0, 2], [0, 1, 4, 6]], [[0, 1, 0, 10], [0, 1, 20, 30], [0, 1, 40, 50], [0, 1, 60, 70]]
     both = [[0, 1, *range(8)], [0, 1, *range(0, 80, 10)]]
     assert out.splitlines() == [str(rows) for rows in (*first, both)]
+
+
+@pytest.mark.slow
+def test_worker_init_fn_of_a_module_runs_once_in_each_worker_when_other_functions_change(tmp_path: Path) -> None:
+    factor, init = [1], functools.partial(os.mkdir, tmp_path / "made")  # a second call raises
+    with hr.DataLoader(Numbers(6).map(lambda x: x * factor[0]), 3, num_workers=1, worker_init_fn=init) as loader:
+        for factor[0] in (1, 10, 100):
+            assert flat(loader) == [x * factor[0] for x in range(6)]
 
 
 def flat(loader: Any) -> list[Any]:

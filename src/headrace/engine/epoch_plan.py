@@ -330,7 +330,7 @@ class EpochPlan:
         mark, at = received.mark
         mark = mark() if callable(mark) else mark
         if not at and not self.is_resumed and type(mark) is dict:
-            mark = self.begin.mark  # that of the data set, before aiter() ran, is of the end of the last epoch
+            mark = self.begin.mark  # before aiter() ran, the data set had the state of the last epoch's end
         cursor = Cursor.at(self.begin.cursor.position + at)
         done = united((max(a - at, 0), b - at) for a, b in done if b > at)
         return replace(state, cursor=cursor, received=done, mark=mark, samples=samples)

@@ -83,7 +83,7 @@ class Resumable:
         number, take = self._state["over"], self._state.get("took", self._take)
         before, is_begun = self._gone_on(number, -1), False
         try:
-            while take is None or number < take or not is_begun:
+            while take is None or number < take or not is_begun:  # the first sample applies the loaded state
                 is_begun = True
                 await anext(before)
                 number += 1

@@ -84,7 +84,7 @@ class TaskRunner:
         init = next(iter(chains.values())).init
         function = init and unwrapped(init)
         code = getattr(getattr(function, "__func__", function), "__code__", type(function))
-        if init is not None and code is not self._init:  # a function sent by value has its globals with these chains
+        if init is not None and code is not self._init:  # each copy of a function sent by value has own globals
             init(self.number)
             self._init = code
         return chains
