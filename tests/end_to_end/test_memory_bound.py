@@ -200,8 +200,8 @@ def test_results_in_threads_are_as_few_as_the_budget_allows(kind: str, workers: 
         for batch in loader:
             count += len(batch)
     assert count == SAMPLES
-    # The budget, the batch that is always let in, one that is taken, and what the threads and the loop have in hand.
-    assert live.most <= BUDGET + 8 + 8 + 3 * 4, live.most
+    # The budget, the batch that is always let in, one that is taken, and what each thread has in hand.
+    assert live.most <= BUDGET + 8 + 8 + 2 * 4, live.most
 
 
 SIZE, COUNT = 3 * MiB, 16
