@@ -81,7 +81,7 @@ def test_operators_that_take_samples_from_anywhere_refuse_compressed_shards_at_o
         lambda: hr.stream(f"{tmp_path}/*.jsonl.gz", index=None).shuffle("global"),
         lambda: data.cache(),
     ]
-    remedy = r"0\.jsonl\.gz can only .* `headrace pack URL… FOLDER --format parquet`"
+    remedy = r"0\.jsonl\.gz can only .*by='window' without \.pack\(\), .* `headrace pack URL… FOLDER --format parquet`"
     for operator in operators:
         with pytest.raises(hr.OptionError, match=remedy):
             operator()

@@ -256,7 +256,7 @@ def outcome(
     of = chain(steps, keys)
     maker.begin(5, of)
     part = ListPart(keys) if of.by_key else lines_of(len(keys))
-    message = TaskMessage(1, 5, 77, 4, Finish.SAMPLES, [part], 100, order.get("positions"), 0, 0, None, None, {})
+    message = TaskMessage(5, 77, 4, Finish.SAMPLES, [part], 100, order.get("positions"), task=1)
     made = [one for some in maker.make(of, message, {}, at_once) for one in some]
     shown = [(one.error.origin, str(unpack_error(one.error))) if type(one) is Failure else repr(one) for one in made]
     numbers = [number for k, number in enumerate(indexes) if number not in indexes[:k]]

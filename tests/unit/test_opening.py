@@ -15,13 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headrace as hr
-from headrace._util.sample_ranges import Rows
+from headrace._util.sample_ranges import LeasedBodies, Rows
 from headrace.formats.format import Block, Format, RowsOfBlock
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.opening import BLOCK, ROW, BlockRows, MemberRows, Opener, SharedBlock, is_kept
 from headrace.formats.tokens import TokenOpener
 from headrace.torch_compat.spec import Slots, Spec
-from headrace.workers.task_inputs import LeasedBodies
 
 
 class _Squares(RowsOfBlock):

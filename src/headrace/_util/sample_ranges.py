@@ -279,3 +279,75 @@ def member_pieces(starts: Sequence[int], ends: Sequence[int], offset: int, size:
         offset = end
         k += 1
     return pieces
+
+
+_LONG_BYTES = 1024
+
+
+class LeasedBodies:
+    """The members of samples, in the fetched ranges, whose addresses ascend."""
+
+    def __init__(self, views: Sequence[memoryview], first: Sequence[int]) -> None:
+        self._views, self._first = views, first
+        self._ends = [address + len(view) for address, view in zip(first, views, strict=True)]
+
+    def one(self, offset: int, size: int) -> bytes:
+        if not size:
+            return b""  # may be outside of all ranges
+        pieces = member_pieces(self._first, self._ends, offset, size)
+        return b"".join(self._views[k][a:b] for k, a, b in pieces)
+
+    def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
+        if not self._views:
+            return [b""] * len(offsets)  # all are empty
+        ends = (offsets + sizes).tolist()
+        if len(self._views) == 1:
+            view, begin = self._views[0], self._first[0]
+            return [
+                bytes(view[start - begin : stop - begin]) for start, stop in zip(offsets.tolist(), ends, strict=True)
+            ]
+        spans = (np.searchsorted(self._first, offsets, side="right") - 1).tolist()
+        bodies = []
+        for start, stop, span in zip(offsets.tolist(), ends, spans, strict=True):
+            begin = self._first[span]
+            is_inside = stop <= self._ends[span]
+            bodies.append(
+                bytes(self._views[span][start - begin : stop - begin]) if is_inside else self.one(start, stop - start)
+            )
+        return bodies
+
+    def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
+        """Return `length` bytes at each offset as an array [len(offsets), length]."""
+        out = np.empty((len(offsets), length), np.uint8)
+        self.gather_into(out, offsets)
+        return out
+
+    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
+        length = out.shape[1]
+        if not length or not len(offsets):
+            return
+        if len(self._views) == 1:
+            _copy(self._views[0], offsets - self._first[0], out)
+            return
+        spans = np.searchsorted(self._first, offsets, side="right") - 1
+        reaches_over = offsets + length > np.asarray(self._ends)[spans]
+        for k in np.flatnonzero(reaches_over).tolist():
+            out[k] = np.frombuffer(self.one(int(offsets[k]), length), np.uint8)
+        for span in np.unique(spans[~reaches_over]).tolist():
+            chosen = (spans == span) & ~reaches_over
+            if chosen.all():
+                _copy(self._views[span], offsets - self._first[span], out)
+                continue
+            some = np.empty((int(chosen.sum()), length), np.uint8)
+            _copy(self._views[span], offsets[chosen] - self._first[span], some)
+            out[chosen] = some
+
+
+def _copy(view: memoryview, offsets: Ints, out: NDArray[np.uint8]) -> None:
+    array, length = np.frombuffer(view, np.uint8), out.shape[1]
+    if length >= _LONG_BYTES:  # copying a row takes longer than the loop around it
+        for row, offset in zip(out, offsets.tolist(), strict=True):
+            row[:] = array[offset : offset + length]
+        return
+    windows = np.lib.stride_tricks.as_strided(array, (len(array) - length + 1, length), (1, 1), writeable=False)
+    out[:] = windows[offsets]

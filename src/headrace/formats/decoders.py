@@ -22,14 +22,14 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
 from headrace._util.lazy import needed
-from headrace._util.sample_ranges import Rows
+from headrace._util.sample_ranges import LeasedBodies, Rows
 from headrace.errors import DecodeError, reason_of
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.types import Buffer, Ints
@@ -485,16 +485,6 @@ def _failure(sample: dict[str, Any], field: str, what: str, cause: Exception) ->
 _WORD_DIGITS_MOST = 18  # any number of so many digits fits into 64 bits
 
 
-class ColumnBodies(Protocol):
-    """The bytes that rows refer to."""
-
-    def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
-        """Return the `length` bytes at each of `offsets` as `[len(offsets), length]`."""
-        ...
-
-    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None: ...
-
-
 class Column(NamedTuple):
     """One value of every sample.
 
@@ -512,7 +502,7 @@ class Column(NamedTuple):
     offsets: Ints
     values: NDArray[np.integer] | None
 
-    def write(self, bodies: ColumnBodies, target: memoryview) -> None:
+    def write(self, bodies: LeasedBodies, target: memoryview) -> None:
         """Write the values consecutively into `target`."""
         out = np.frombuffer(target, np.uint8).reshape(len(self.offsets), -1)
         if self.values is not None:
@@ -525,7 +515,7 @@ Columns = Sequence[Column] | Mapping[str, Column | Sequence[str]]
 """The values of samples that are tuples or dicts: a column each, or the string of each sample."""
 
 
-SampleColumns = Callable[[Rows, ColumnBodies, Sequence[str]], Columns | None]
+SampleColumns = Callable[[Rows, LeasedBodies, Sequence[str]], Columns | None]
 """Makes the values of all samples of a row table at once, or None if they must be made one by one.
 
 The texts are the URLs of the shards of the samples.
@@ -542,7 +532,7 @@ class ColumnDecoder:
     def __init__(self, decoder: Decoder, names: Sequence[str]) -> None:
         self._decoder, self._names = decoder, tuple(names)
 
-    def __call__(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str] = ()) -> list[Column] | None:
+    def __call__(self, rows: Rows, bodies: LeasedBodies, urls: Sequence[str] = ()) -> list[Column] | None:
         """Return a column for each name. None if samples must be decoded one by one."""
         count = len(rows)
         members = len(rows.field)
@@ -573,7 +563,7 @@ class ColumnDecoder:
         return columns
 
 
-def _npy(offsets: Ints, sizes: Ints, bodies: ColumnBodies) -> Column | None:
+def _npy(offsets: Ints, sizes: Ints, bodies: LeasedBodies) -> Column | None:
     size = int(sizes[0])
     if not (sizes == size).all():
         return None
@@ -591,7 +581,7 @@ def _npy(offsets: Ints, sizes: Ints, bodies: ColumnBodies) -> Column | None:
     )
 
 
-def _ints(offsets: Ints, sizes: Ints, bodies: ColumnBodies) -> Column | None:
+def _ints(offsets: Ints, sizes: Ints, bodies: LeasedBodies) -> Column | None:
     if int(sizes.min()) < 1 or int(sizes.max()) > _WORD_DIGITS_MOST:
         return None
     values = np.zeros(len(sizes), np.int64)

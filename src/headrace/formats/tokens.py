@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace._util import check
-from headrace._util.sample_ranges import Rows, texts_of
+from headrace._util.sample_ranges import LeasedBodies, Rows, texts_of
 from headrace.errors import FormatError
 from headrace.formats.catalogues import beside, catalogue_entry, check_each_once, file_name
-from headrace.formats.decoders import Column, ColumnBodies, Columns, npy_header
+from headrace.formats.decoders import Column, Columns, npy_header
 from headrace.formats.format import Format, keys_of, rows_of_members
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.litdata.format import said_by, vector_dtype
@@ -411,7 +411,7 @@ class TokenOpener:
             made["document_ids"] = ids_by_eos(tokens, self.eos)
         return made
 
-    def columns(self, rows: Rows, bodies: ColumnBodies, urls: Sequence[str]) -> Columns | None:
+    def columns(self, rows: Rows, bodies: LeasedBodies, urls: Sequence[str]) -> Columns | None:
         """Decode many windows at once. None if sizes differ or a window has several members."""
         if self.has_ids or not len(rows) or rows.block is not None or not (np.diff(rows.starts) == 1).all():
             return None

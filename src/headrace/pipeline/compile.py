@@ -220,7 +220,7 @@ def _check_after_packing(levels: Iterable[tuple[GroupOperator | None, Sequence[E
     """Raise OptionError if a step after row packing does not keep one sequence per row."""
     packing = None
     for grouping, each in levels:
-        name = "take()" if grouping is None else grouping.name
+        name = each[0].text if grouping is None else grouping.name
         if packing is not None:
             raise refusal("documents", f".{name}", f".{packing}")
         if grouping is not None and grouping.packing is not None:

@@ -23,8 +23,8 @@ from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.types import Buffer
 
 FROM_ITS_START = (
-    "can only be unpacked from its start: read it in order, shuffle it by='window', or repack the shards once, by "
-    "`headrace pack URL… FOLDER --format parquet`"
+    "can only be unpacked from its start: read it in order, shuffle it by='window' without .pack(), or repack the "
+    "shards once, by `headrace pack URL… FOLDER --format parquet`"
 )
 
 _SHARD_BYTES = 4 * 2**20

@@ -6,7 +6,7 @@ import asyncio
 import os
 import tempfile
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace._util.sample_ranges import Rows
-from headrace._util.shared_memory import Arena, Lease, Segment
+from headrace._util.shared_memory import Arena, Lease
 from headrace.errors import WorkerDiedError
 from headrace.observe import LoaderMeters
 from headrace.torch_compat import serialize
 from headrace.torch_compat.spec import Spec
-from headrace.workers.chains import SharedChains
 from headrace.workers.executor import Executor, Loss, OnLost, OnReply, WorkerLink
 from headrace.workers.failures import PackedError
 from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ListPart, PackedPart, Part, RawPart
-from headrace.workers.tasks import Chain, Finish, Message, Reply, Step, StreamChains, Task
+from headrace.workers.tasks import Chain, Finish, Reply, Step, StreamChains, Task
 
 _DEADLINE_S = 60.0
 _CHAIN, _KEY = 1, 0x5EED
@@ -150,7 +149,7 @@ class ExecutorContract:
         async def main(run: _Run) -> None:
             await run.teach(_twice)
             making = [asyncio.ensure_future(run.made([k], k)) for k in range(8)]
-            await _until(lambda: bool(run.watched.given))
+            await _until(lambda: run.watched.has_started and not run.queue.is_idle)
             run.watched.lose_one()
             assert await asyncio.gather(*making) == [[2 * k] for k in range(8)]
             assert run.meters.deaths == 1
@@ -183,7 +182,7 @@ class ExecutorContract:
         async def main(run: _Run) -> None:
             await run.teach(_hang_at_zero)
             hanging = asyncio.ensure_future(run.queue.run(run.task(run.part([0]), Finish.CHECK)))
-            await _until(lambda: bool(run.watched.given))
+            await _until(lambda: run.watched.has_started and not run.queue.is_idle)
             made = await asyncio.gather(*(run.queue.run(run.task(run.part([k]), Finish.CHECK)) for k in range(1, 6)))
             assert len(made) == 5
             assert not hanging.done()
@@ -348,10 +347,9 @@ def _hang_at_zero(sample: int) -> int:
 
 
 class WatchedExecutor:
-    """An executor that records tasks and answers, and can repeat answers or report false losses.
+    """An executor that records answers, and can repeat answers or report false losses.
 
     Attributes:
-        given: Numbers of the tasks that were sent.
         answered: Numbers of the answered tasks, in order.
         repeats: True: each answer comes three times, the last time after other answers.
     """
@@ -359,7 +357,6 @@ class WatchedExecutor:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.shares_memory, self.shares_objects = executor.shares_memory, executor.shares_objects
-        self.given: list[int] = []
         self.answered: list[int] = []
         self.repeats = False
         self._late: list[Callable[[], None]] = []
@@ -375,8 +372,13 @@ class WatchedExecutor:
                 for again in late:
                     again()
 
+        link = await self._executor.start(worker, answer, on_lost)
         self._on_lost.append(on_lost)
-        return WatchedLink(await self._executor.start(worker, answer, on_lost), self.given)
+        return link
+
+    @property
+    def has_started(self) -> bool:
+        return bool(self._on_lost)
 
     def lose_one(self) -> None:
         """Report a worker as lost that is still working."""
@@ -384,24 +386,3 @@ class WatchedExecutor:
 
     async def aclose(self) -> None:
         await self._executor.aclose()
-
-
-class WatchedLink:
-    def __init__(self, link: WorkerLink, given: list[int]) -> None:
-        self._link, self._given = link, given
-
-    @property
-    def pid(self) -> int:
-        return self._link.pid
-
-    @property
-    def is_open(self) -> bool:
-        return self._link.is_open
-
-    def send(self, message: Message, segments: Sequence[Segment] = ()) -> None:
-        self._link.send(message, segments)
-        if message.is_answered:
-            self._given.append(message.number)
-
-    def learn(self, stream: int, chains: SharedChains) -> None:
-        self._link.learn(stream, chains)

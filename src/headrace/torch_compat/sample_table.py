@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.lazy import tensor_types
-from headrace.formats.decoders import Column, ColumnBodies, Columns
+from headrace._util.sample_ranges import LeasedBodies
+from headrace.formats.decoders import Column, Columns
 from headrace.torch_compat.serialize import LEAVES, PickledPart
 from headrace.torch_compat.spec import Mismatch, name_of
 from headrace.workers.failures import AllMade
@@ -90,7 +91,7 @@ class SampleTable:
         return cls(len(samples), names, columns)
 
     @classmethod
-    def of_columns(cls, columns: Columns, bodies: ColumnBodies, count: int) -> SampleTable | None:
+    def of_columns(cls, columns: Columns, bodies: LeasedBodies, count: int) -> SampleTable | None:
         """Return a table of `count` samples from fetched columns. None if it cannot hold them."""
         made = list[list[object] | ArrayColumn]()
         named = columns if isinstance(columns, Mapping) else None

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util.lazy import is_tensor
+from headrace._util.sample_ranges import LeasedBodies
 from headrace._util.shared_memory import aligned
-from headrace.formats.decoders import Column, ColumnBodies, Columns
+from headrace.formats.decoders import Column, Columns
 
 if TYPE_CHECKING:
     import torch
@@ -478,7 +479,7 @@ class Slots:
         if self.waiting:
             self._write()
 
-    def fill_columns(self, columns: Columns, bodies: ColumnBodies, count: int) -> bool:
+    def fill_columns(self, columns: Columns, bodies: LeasedBodies, count: int) -> bool:
         """Write `count` samples from columns. Return False if they have another form."""
         leaves = self._spec.leaves
         values: Sequence[Column | Sequence[str]]

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from headrace._util.context import divided, part_position
 from headrace._util.fork_guard import Original
@@ -41,21 +41,15 @@ DROPPED = object()
 _AFTER, _COLLATE = -1, -2  # stages of a batch, beside the chains of its samples
 
 
-class ProgressPlace(Protocol):
-    """Memory of one number, at index 0: the current sample's index in the task, or -1."""
-
-    def __setitem__(self, at: int, index: int, /) -> None: ...
-
-
 class Maker:
     """Makes the samples and batches of tasks.
 
     Args:
         everywhere: True to seed the global random number generators for each sample (in a worker process).
-        progress: Receives the index of the current sample, or -1.
+        progress: At index 0: the index of the current sample in the task, or -1.
     """
 
-    def __init__(self, inputs: Inputs, *, everywhere: bool, progress: ProgressPlace, number: int) -> None:
+    def __init__(self, inputs: Inputs, *, everywhere: bool, progress: list[int] | memoryview[int], number: int) -> None:
         self._inputs, self._everywhere, self._progress, self.number = inputs, everywhere, progress, number
         self._original = Original()
         self._at: tuple[Sequence[Part], int] = (), 0  # (parts, index) of the current sample

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace._util.pickled import as_call
-from headrace._util.sample_ranges import Rows, member_pieces, spans_of
+from headrace._util.sample_ranges import LeasedBodies, Rows, member_pieces, spans_of
 from headrace._util.shared_memory import LARGE_BYTES, Arena, Claim, Lease, Segment
 from headrace.torch_compat import serialize
 from headrace.types import Ints
 from headrace.workers.failures import Failure, Made, failures_among
+
+if TYPE_CHECKING:
+    from headrace.workers.task_inputs import Inputs
 
 Place = tuple[int, int, int] | bytes | int
 """Location of bytes: (segment number, offset, size) in shared memory. Without shared memory: the bytes themselves, or
@@ -32,50 +34,8 @@ def size_of(place: Place) -> int:
     return place if isinstance(place, int) else len(place)
 
 
-class MemberBytes(Protocol):
-    def all(self, offsets: Ints, sizes: Ints) -> list[bytes]:
-        """Return the bytes of each (offset, size)."""
-        ...
-
-    def gather(self, offsets: Ints, length: int) -> NDArray[np.uint8]:
-        """Return the `length` bytes at each of `offsets`: `[len(offsets), length]`."""
-        ...
-
-    def gather_into(self, out: NDArray[np.uint8], offsets: Ints) -> None:
-        """Write the result of `gather` into an array of this shape."""
-        ...
-
-
-Undecoded = tuple[Rows, MemberBytes, Sequence[str]]
+Undecoded = tuple[Rows, LeasedBodies, Sequence[str]]
 """A row table, its bytes, and the URL of each sample's shard."""
-
-
-class Memory(Protocol):
-    """A worker's access to the bytes of samples."""
-
-    def bodies(self, places: Sequence[tuple[int, Place]]) -> MemberBytes:
-        """Return the bytes of the ranges at (first address, location)."""
-        ...
-
-    def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: MemberBytes) -> list[object]:
-        """Decode the samples of a row table."""
-        ...
-
-    def packed(self, place: Place, lengths: Sequence[int]) -> list[object]:
-        """Unpickle samples that were pickled as one list."""
-        ...
-
-    def apart(self, place: Place, pieces: Sequence[tuple[int, ...]]) -> list[object]:
-        """Unpickle samples that were pickled one by one."""
-        ...
-
-    def unpack(self, blob: bytes) -> list[object]:
-        """Unpickle samples from a byte string."""
-        ...
-
-    def in_table(self, place: Place, lengths: Sequence[int], chosen: Sequence[int]) -> Sequence[object]:
-        """Return some of the samples of a table."""
-        ...
 
 
 class Part:
@@ -133,11 +93,11 @@ class Part:
 
     # In a worker.
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         """Yield the samples, some at a time."""
         raise NotImplementedError
 
-    def undecoded(self, memory: Memory) -> Undecoded | None:
+    def undecoded(self, memory: Inputs) -> Undecoded | None:
         """Return the undecoded samples, or None if they are decoded."""
         return None
 
@@ -277,7 +237,7 @@ class RawPart(Part):
     def shares_blocks(self) -> bool:
         return self.rows.block is not None
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         """Yield a few samples at a time: decoding copies their bytes out of the ranges."""
         bodies = memory.bodies(self.places)
         if int(self.rows.size.sum()) <= _RUN_BYTES:
@@ -286,7 +246,7 @@ class RawPart(Part):
         for start, stop in _runs(self.rows):
             yield memory.opened(self.rows.cut(start, stop), self.shards[start:stop], self.urls, bodies)
 
-    def undecoded(self, memory: Memory) -> Undecoded | None:
+    def undecoded(self, memory: Inputs) -> Undecoded | None:
         return self.rows, memory.bodies(self.places), [self.urls[shard] for shard in self.shards.tolist()]
 
     def offset_of(self, index: int) -> int | None:
@@ -353,7 +313,7 @@ class PackedPart(_Stored):
         lease = self.lease.retain()
         return PackedPart(lease, self.lengths, self.start + start, self.start + stop, self.failures)
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         yield memory.packed(self.place, self.lengths)[self.start : self.stop]
 
 
@@ -396,7 +356,7 @@ class ApartPart(_Stored):
             moved.append(tuple(places))
         return ApartPart(bytes(blob), moved)
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         yield memory.apart(self.place, self.pieces)
 
 
@@ -422,7 +382,7 @@ class TablePart(_Stored):
     def take(self, chosen: Sequence[int]) -> TablePart:
         return TablePart(self.lease.retain(), self.lengths, [self.chosen[index] for index in chosen])
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         yield list(memory.in_table(self.place, self.lengths, self.chosen))
 
 
@@ -467,7 +427,7 @@ class ListPart(Part):
         """Return the samples alone. Outside thread workers they are failures only."""
         return ListPart(self.samples[self.start : self.start + self.count])
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         yield self.samples[self.start : self.stop]
 
     def remember(self, made: Sequence[object]) -> None:
@@ -512,7 +472,7 @@ class PickledKeys(Part):
     blob: bytes
     count: int = field()
 
-    def open(self, memory: Memory) -> Iterator[list[object]]:
+    def open(self, memory: Inputs) -> Iterator[list[object]]:
         yield memory.unpack(self.blob)
 
 

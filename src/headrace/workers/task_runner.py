@@ -9,14 +9,15 @@ from functools import cache, partial
 from typing import Any
 
 from headrace._util.functions import unwrapped
+from headrace._util.sample_ranges import LeasedBodies
 from headrace._util.shared_memory import LARGE_BYTES, PublishedPlaces, aligned, close_all, give_back_freed_memory
 from headrace.torch_compat import serialize
 from headrace.torch_compat.sample_table import RowsOfTables, SampleTable
 from headrace.torch_compat.serialize import PackedEach
 from headrace.torch_compat.spec import Mismatch, Slots, Spec
-from headrace.workers.chain_runner import Maker, ProgressPlace, listed
+from headrace.workers.chain_runner import Maker, listed
 from headrace.workers.failures import Failure, PackedError, failures_among, without_failures
-from headrace.workers.sample_chunks import MemberBytes, Part, Place, size_of
+from headrace.workers.sample_chunks import Part, Place, size_of
 from headrace.workers.task_inputs import Inputs
 from headrace.workers.tasks import CHAINS, Chain, Finish, Reply, StreamChains, TaskMessage
 
@@ -50,7 +51,7 @@ class _Result:
 class TaskRunner:
     """Runs tasks, with the segments and chains registered before."""
 
-    def __init__(self, *, everywhere: bool, progress: ProgressPlace, number: int = 0) -> None:
+    def __init__(self, *, everywhere: bool, progress: list[int] | memoryview[int], number: int = 0) -> None:
         self._everywhere, self._progress, self.number = everywhere, progress, number
         self._inputs = Inputs()
         self._maker = Maker(self._inputs, everywhere=everywhere, progress=progress, number=number)
@@ -434,7 +435,7 @@ def takes_tables(chain: Chain) -> bool:
     return getattr(chain.collate, "takes_tables", False)
 
 
-def columns_of(chain: Chain, part: Part, inputs: Inputs, busy: Busy) -> tuple[Any, MemberBytes, int] | None:
+def columns_of(chain: Chain, part: Part, inputs: Inputs, busy: Busy) -> tuple[Any, LeasedBodies, int] | None:
     """Apply all steps to a part's columns: (result, bytes, count). None: not possible."""
     assert chain.columns is not None
     found = part.undecoded(inputs)

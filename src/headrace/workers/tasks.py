@@ -5,11 +5,12 @@ Positions count the samples of an epoch in the order of its plan, from 0.
 
 from __future__ import annotations
 
+import operator
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headrace._util.functions import as_it_is
 from headrace._util.pickled import as_call
@@ -18,6 +19,9 @@ from headrace._util.shared_memory import Lease
 from headrace.errors import WorkerDiedError
 from headrace.workers.failures import Origin, PackedError
 from headrace.workers.sample_chunks import Part, Place
+
+if TYPE_CHECKING:
+    from headrace.workers.task_runner import TaskRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +98,8 @@ class Finish(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Task:
-    """Work for one worker. Must not change before the reply, as another worker may repeat it.
+class Work:
+    """Fields of a task that the engine and the worker share.
 
     Attributes:
         key: Seed of the samples' random numbers, combined with the positions.
@@ -106,20 +110,17 @@ class Task:
         slot: Slot of the first sample in its batch.
         each: For SLOTS and EACH: samples per batch, if the task has several whole batches. Else 0.
         publishes: EACH: True to publish each batch in `place` as soon as it is made.
-        place: Memory for the result, if already known.
         scan: (the shard's scanner, offset of the buffer in the shard, True if it is the last buffer) for Finish.SCAN,
             whose buffer is at `place`.
         notes: For Finish.GROUP: details of each sample for the chain.
         failures: Errors of samples that ended too many workers, by index in the task.
-        deaths: Number of workers that ended, by index of the sample.
-        attempts: Number of times that it was sent to a worker.
     """
 
     chain: int
     key: int
     batch: int
     finish: Finish
-    parts: list[Part]
+    parts: Sequence[Part]
     position: int = 0
     positions: Sequence[int] | None = None
     first_number: int | None = None
@@ -127,10 +128,22 @@ class Task:
     capacity: int = 0
     each: int = 0
     publishes: bool = False
-    place: Lease | None = None
     scan: tuple[Any, int, bool] | None = None
     notes: Sequence[tuple[int, ...]] = ()
     failures: dict[int, PackedError] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Task(Work):
+    """Work for one worker, with leases. Must not change before the reply, as another worker may repeat it.
+
+    Attributes:
+        place: Memory for the result, if already known.
+        deaths: Number of workers that ended, by index of the sample.
+        attempts: Number of times that it was sent to a worker.
+    """
+
+    place: Lease | None = None
     deaths: dict[int, int] = field(default_factory=dict)
     attempts: int = 0
 
@@ -235,75 +248,30 @@ class StreamChains(dict[int, Chain]):
 DEATHS = 3  # worker deaths before a sample fails
 
 
-class Runner(Protocol):
-    """Handler of messages: `headrace.workers.task_runner.TaskRunner`."""
-
-    def work(self, order: TaskMessage) -> Reply: ...
-
-    def place(self, task: int, place: Place) -> Reply: ...
-
-    def let_go(self, task: int) -> None: ...
-
-    def detach(self, number: int) -> None: ...
-
-    def learn_spec(self, number: int, spec: bytes) -> None: ...
-
-    def learn_packed(self, stream: int, view: memoryview, lengths: Sequence[int], descriptors: list[int]) -> None: ...
+_work_of = operator.attrgetter(*Work.__slots__)
 
 
 @as_call
 @dataclass(slots=True, eq=False)
-class TaskMessage:
-    """A task as sent to a worker, with places instead of leases. See `headrace.workers.tasks.Task`.
+class TaskMessage(Work):
+    """A task as sent to a worker, with places instead of leases.
 
     `one_by_one`: process samples one at a time, to find the sample that ends workers.
     """
 
-    task: int
-    chain: int
-    key: int
-    batch: int
-    finish: Finish
-    parts: Sequence[Part]
-    position: int
-    positions: Sequence[int] | None
-    slot: int
-    capacity: int
-    place: Place | None
-    scan: tuple[Any, int, bool] | None
-    failures: dict[int, PackedError]
+    task: int = 0
+    place: Place | None = None
     one_by_one: bool = False
-    notes: Sequence[tuple[int, ...]] = ()
-    first_number: int | None = None
-    each: int = 0
-    publishes: bool = False
     attempt: int = 0
 
     is_answered: ClassVar[Literal[True]] = True
 
     @classmethod
     def of(cls, number: int, task: Task, parts: Sequence[Part], place: Place | None) -> TaskMessage:
-        return cls(
-            number,
-            task.chain,
-            task.key,
-            task.batch,
-            task.finish,
-            parts,
-            task.position,
-            task.positions,
-            task.slot,
-            task.capacity,
-            place,
-            task.scan,
-            task.failures,
-            bool(task.deaths),
-            task.notes,
-            task.first_number,
-            task.each,
-            task.publishes,
-            task.attempts,
-        )
+        message = cls(*_work_of(task))
+        message.task, message.parts, message.place = number, parts, place
+        message.one_by_one, message.attempt = bool(task.deaths), task.attempts
+        return message
 
     @property
     def number(self) -> int:
@@ -321,7 +289,7 @@ class TaskMessage:
         """Return the position of a sample, if each sample has its own."""
         return self.position + index if self.positions is None else self.positions[index]
 
-    def carry_out(self, runner: Runner) -> Reply:
+    def carry_out(self, runner: TaskRunner) -> Reply:
         return runner.work(self)
 
 
@@ -337,7 +305,7 @@ class PlaceMessage:
 
     is_answered: ClassVar[Literal[True]] = True
 
-    def carry_out(self, runner: Runner) -> Reply:
+    def carry_out(self, runner: TaskRunner) -> Reply:
         return runner.place(self.task, self.place)
 
 
@@ -349,7 +317,7 @@ class LetGo:
 
     is_answered: ClassVar[Literal[False]] = False
 
-    def carry_out(self, runner: Runner) -> None:
+    def carry_out(self, runner: TaskRunner) -> None:
         runner.let_go(self.task)
 
 
@@ -359,7 +327,7 @@ class ForgetSegment:
 
     is_answered: ClassVar[Literal[False]] = False
 
-    def carry_out(self, runner: Runner) -> None:
+    def carry_out(self, runner: TaskRunner) -> None:
         runner.detach(self.number)
 
 
@@ -372,7 +340,7 @@ class SpecMessage:
 
     is_answered: ClassVar[Literal[False]] = False
 
-    def carry_out(self, runner: Runner) -> None:
+    def carry_out(self, runner: TaskRunner) -> None:
         runner.learn_spec(self.chain, self.spec)
 
 
@@ -386,7 +354,7 @@ class ChainsMessage:
 
     is_answered: ClassVar[Literal[False]] = False
 
-    def carry_out(self, runner: Runner) -> None:
+    def carry_out(self, runner: TaskRunner) -> None:
         runner.learn_packed(self.stream, memoryview(bytearray(self.data)), self.lengths, [])
 
 
