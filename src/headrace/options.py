@@ -245,7 +245,7 @@ class Settings:
     Attributes:
         batch_size: Samples per rank. If `global_batch_size` is given, it is derived from that.
         is_single: True if samples are emitted one by one, without batching.
-        tail: See `headrace.order.Steps`.
+        tail: See `headrace.order.steps.Steps`.
         fetch_concurrency: Maximum number of concurrent reads. The start value is `first_reads`.
         skips: None: the first error of a batch is raised in its place.
         balance: None: each rank has a contiguous part of each step.

@@ -1,4 +1,4 @@
-"""The command `headrace`, with one module for each subcommand. torch is never imported."""
+"""The command `headrace`, with one module for each subcommand."""
 
 from __future__ import annotations
 

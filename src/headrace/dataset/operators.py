@@ -21,8 +21,8 @@ class Operators:
     An `async def` runs on the event loop, with many samples at once. Any other function runs in the worker processes.
 
     Several streams keep their own orders and steps when they are combined. If the samples of all have numbers, so have
-    those of the combined stream. Otherwise, as after `.filter()` or without an index, samples are counted as they come,
-    on one rank, and each input runs in a loader of its own.
+    those of the combined stream. Otherwise, as after `.filter()` or without an index, samples are counted as they come.
+    Inputs share the workers and the memory of the loader.
     """
 
     announced_epoch: tuple[int] | None = None  # a new tuple for each call, so that a repeated epoch is noticed
@@ -367,8 +367,7 @@ class Operators:
     def slice(self, start: int, stop: int | None = None, step: int = 1) -> Stream:
         """Select the samples with numbers in `range(start, stop, step)`.
 
-        The source's samples must have numbers. After operators that drop, make or group samples, the samples that come
-        out of these are counted, on one rank.
+        After operators that drop, make or group samples, the samples that come out of these are counted, on one rank.
 
         Examples:
             >>> list(hr.from_map(range(9)).slice(1, 8, 3))
@@ -430,8 +429,8 @@ class Operators:
     def repeat(self, n: int | None = None) -> Stream:
         """Repeat all samples `n` times in an epoch, reshuffled each time. None: without end.
 
-        Batches, numbers of `.enumerate()`, limits and iterable data sets are repeated pass by pass: each pass runs in a
-        loader of its own, and starts batches and numbers again.
+        Batches, numbers of `.enumerate()`, limits and iterable data sets are repeated pass by pass: each pass starts
+        batches and numbers again.
 
         Examples:
             >>> list(hr.from_map(range(2)).repeat(2))
@@ -509,8 +508,8 @@ class Operators:
             drop_last: Drop a short last batch.
             max_wait_s: Seconds that the first sample of a batch waits for others, once the steps before `batch` are
                 done with it. The batch is then made of the available samples as soon as it could be delivered, so a
-                slower trainer gets fuller batches. Only `map`, `collate`, `take` and `epoch` may follow. On several
-                ranks, a following `.epoch(samples=N)` sets how many batches they make together.
+                slower trainer gets fuller batches. Operators that keep single results, `take` and `epoch` may follow.
+                On several ranks, a following `.epoch(samples=N)` sets how many batches they make together.
 
         Raises:
             OptionError: An argument is invalid, or `drop_last` is combined with `max_wait_s`.
@@ -644,8 +643,8 @@ class Operators:
         **Otherwise**, as after `.tokenize()`, `.filter()` or `.flat_map()`, documents are packed in rows. Row j of G in
         the global batch holds only the documents at the positions j, j + G, j + 2 G, … of the epoch. So sequences
         depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers; shards
-        without an index get one. Only `.map()` and `.batch()` may follow. On several ranks an epoch must be
-        endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With
+        without an index get one. Operators that keep one sequence per row may follow, and `.batch()`. On several ranks
+        an epoch must be endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With
         `hr.Ranks(last_batch="uneven")` each document occurs once, and each rank ends with its own rows.
 
         Args:
