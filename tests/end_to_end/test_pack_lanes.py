@@ -324,7 +324,6 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: texts().pack(8).filter(bool).pipeline(), r"\.filter\(bool\) cannot follow \.pack"),
     (lambda: texts().pack(8).batch(2).unbatch().pipeline(), r"\.batch\(2\) cannot follow \.pack"),
     (lambda: texts().pack(8).enumerate(), r"\.enumerate\(\) cannot follow \.pack"),
-    (lambda: texts().pack(8).take(9).skip(2), r"\.skip\(2\) cannot follow \.pack"),
     (lambda: texts().pack(8).shuffle().pipeline(), r"\.shuffle\(window, samples=2048\) cannot follow \.pack"),
     (lambda: texts().pack(8).repeat().pipeline(), r"put \.repeat\(None\) before \.pack"),
     (lambda: texts().pack(8).pack(9).pipeline(), r"pack\(9\) cannot follow \.pack\(8, concat\)"),

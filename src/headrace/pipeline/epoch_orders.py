@@ -185,8 +185,9 @@ class Planning:
         if not len(last.rows):
             return
         block = numbers(Places(last.shards[-1:], last.rows[-1:]))[0]
+        limit = stop + int(blocks[block] - blocks[block - 1])  # the next pass may start in this block again
         ahead, most = (max(1, count // steps.batch) * steps.batch for count in (_LOOK_AHEAD, WINDOW_SAMPLES))
-        while stop < steps.count:
+        while stop < min(limit, steps.count):
             more = self.locate(order, steps.positions(stop, min(steps.count, stop + ahead)))
             others = np.flatnonzero(numbers(more) != block)
             count = len(more.rows) if not len(others) else -(-int(others[0]) // steps.batch) * steps.batch
