@@ -285,7 +285,7 @@ _LONG_BYTES = 1024
 
 
 class LeasedBodies:
-    """The members of samples, in the fetched ranges, whose addresses ascend."""
+    """Bytes of samples by address. The fetched ranges, `views`, start at the ascending addresses `first`."""
 
     def __init__(self, views: Sequence[memoryview], first: Sequence[int]) -> None:
         self._views, self._first = views, first

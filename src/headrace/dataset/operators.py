@@ -443,10 +443,10 @@ class Operators:
     def epoch(self, *, samples: int) -> Stream:
         """Set the samples of an epoch, over all ranks together. The data are repeated or cut.
 
-        All ranks make the same number of steps, even if samples are not counted beforehand. Each rank reads its own
-        shards; for an iterable data set, `ranks_by` sets how samples are divided. Then some samples may repeat and
-        others be skipped; `stats()` counts both. Without `.epoch()`, and with `hr.Ranks(last_batch="uneven")`, each
-        sample occurs once. After `.batch()`, batches are counted, as by `.take()`.
+        Iterables, and combinations of inputs without numbers, are only cut: put `.repeat()` before it. All ranks make
+        the same number of steps. Each rank reads its own shards; for an iterable data set, `ranks_by` sets how samples
+        are divided. Then some samples may repeat and others be skipped; `stats()` counts both. Without `.epoch()`, and
+        with `hr.Ranks(last_batch="uneven")`, each occurs once. After `.batch()`, batches are counted, as by `.take()`.
 
         Examples:
             >>> list(hr.from_map(range(3)).epoch(samples=5))
@@ -508,8 +508,8 @@ class Operators:
             drop_last: Drop a short last batch.
             max_wait_s: Seconds that the first sample of a batch waits for others, once the steps before `batch` are
                 done with it. The batch is then made of the available samples as soon as it could be delivered, so a
-                slower trainer gets fuller batches. Operators that keep single results, `take` and `epoch` may follow.
-                On several ranks, a following `.epoch(samples=N)` sets how many batches they make together.
+                slower trainer gets fuller batches. Only `take`, `epoch` and operators that make one result of each may
+                follow. On several ranks, a following `.epoch(samples=N)` sets how many batches they make together.
 
         Raises:
             OptionError: An argument is invalid, or `drop_last` is combined with `max_wait_s`.
@@ -643,9 +643,9 @@ class Operators:
         **Otherwise**, as after `.tokenize()`, `.filter()` or `.flat_map()`, documents are packed in rows. Row j of G in
         the global batch holds only the documents at the positions j, j + G, j + 2 G, … of the epoch. So sequences
         depend on G, and so does a state; a stream without a loader has one row. Documents must have numbers; shards
-        without an index get one. Operators that keep one sequence per row may follow, and `.batch()`. On several ranks
-        an epoch must be endless, by `.repeat()` before it, or have whole steps, by `.epoch(samples=N)` after it. With
-        `hr.Ranks(last_batch="uneven")` each document occurs once, and each rank ends with its own rows.
+        without an index get one. Only `.batch()`, `.take()`, `.epoch()` and operators that make one sample of each may
+        follow. Several ranks need `.repeat()` before it, for an endless epoch, or `.epoch(samples=N)` after it, for
+        whole steps. With `hr.Ranks(last_batch="uneven")` each document occurs once, and each rank ends with its rows.
 
         Args:
             length: Tokens of a sequence.
