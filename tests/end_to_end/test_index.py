@@ -388,7 +388,7 @@ def test_wrong_bytes_are_requested_once_more(server: FaultServer, order: Order, 
     url, index = serve(server, "zeros:n=4000,first=1")
     data = order(hr.stream(url, index=index)).map(number_of)
     # the fault is that of each range's first request: ranges must not be joined to others the first time only
-    fetch = hr.Fetch(cache_dir=tmp_path if cached else None, gap_bytes=0)
+    fetch = hr.Fetch(cache_dir=tmp_path if cached else None, gap_bytes=0, hedge_share=0)
     assert outcomes(data, fetch=fetch) == ALL
     damaged = sum("zeros" in request.faults for request in server.log)
     assert damaged
