@@ -117,7 +117,7 @@ class Maker:
                     begin_sample(key, number)
                     if step.random and self._everywhere:
                         seed_global_generators(key, number)
-                result = _call(step, sample)
+                result = _call(step.fn, sample, step.name)
             except BaseException as error:
                 self._at = order.parts, index
                 result = self._failed(chain, step, error, sample, order.each_position(index))
@@ -139,7 +139,7 @@ class Maker:
         self._begin(order.key, key_number(sendable[0]))
         began = time.perf_counter()
         try:
-            samples = _quietly(many, sendable, name)
+            samples = _call(many, sendable, name)
             if type(samples) is not list:
                 raise TypeError(
                     f"{name} gave a {type(samples).__qualname__}: economic=True divides a batch among workers, "
@@ -183,7 +183,7 @@ class Maker:
                         seed_global_generators(key, number)
                         is_seeded = True
                 began = time.perf_counter()
-                result = _call(step, (self._number_at(position), sample) if step.is_numbered else sample)
+                result = _call(step.fn, (self._number_at(position), sample) if step.is_numbered else sample, step.name)
                 busy[step.name] = busy.get(step.name, 0.0) + time.perf_counter() - began
                 if step.kind == "map":
                     sample = result
@@ -279,7 +279,7 @@ class Maker:
             key = stage_key(order.key, _COLLATE)
             self._begin(key, order.first_position)
             try:
-                batch = _quietly(chain.collate, kept, "collate_fn")
+                batch = _call(chain.collate, kept, "collate_fn")
                 self._original.check()
             except BaseException as error:
                 return Failure(self.pack(chain, collate_error(error, chain.collate, kept, order.batch)))
@@ -380,16 +380,9 @@ def stage_key(key: int, chain: int) -> int:
     return key ^ (chain * 0xD1342543DE82EF95 & 2**64 - 1)
 
 
-def _call(step: Step, sample: object) -> Any:
+def _call(function: Callable[[Any], Any], argument: object, name: str) -> Any:
     try:
-        return step.fn(sample)
-    except StopIteration as error:
-        raise RuntimeError(f"{step.name} raised StopIteration") from error
-
-
-def _quietly(function: Callable[[Any], object], samples: Sequence[object], name: str) -> object:
-    try:
-        return function(samples)
+        return function(argument)
     except StopIteration as error:
         raise RuntimeError(f"{name} raised StopIteration") from error
 

@@ -103,29 +103,25 @@ class Inputs:
                 yield map(list.pop, [samples]) if len(samples) == 1 else samples
 
     def opened(self, rows: Rows, shards: Ints, urls: Sequence[str], bodies: LeasedBodies) -> list[object]:
-        return _undecoded(rows, shards, urls, bodies)
-
-
-def _undecoded(rows: Rows, shards: Ints, urls: Sequence[str], bodies: LeasedBodies) -> list[object]:
-    if rows.block is not None:
-        some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
-        return [some.sample(number) for number in range(len(rows))]
-    of_shards = [urls[shard] for shard in shards.tolist()]
-    members = member_rows(rows, of_shards, bodies)
-    if members is not None:
-        name, values = members.name, members.bodies(0, len(rows))
-        return [
-            {"__key__": key, "__url__": url, name: value}
-            for key, url, value in zip(members.keys, of_shards, values, strict=True)
-        ]
-    names = [rows.fields[number] for number in rows.field.tolist()]
-    values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
-    samples: list[object] = []
-    for key, url, start, stop in zip(texts_of(rows.keys), of_shards, starts, starts[1:], strict=False):
-        sample: dict[str, object] = {"__key__": key, "__url__": url}
-        sample.update(zip(names[start:stop], values[start:stop], strict=True))
-        samples.append(sample)
-    return samples
+        if rows.block is not None:
+            some = block_rows(rows, [urls[shard] for shard in shards.tolist()], bodies)
+            return [some.sample(number) for number in range(len(rows))]
+        of_shards = [urls[shard] for shard in shards.tolist()]
+        members = member_rows(rows, of_shards, bodies)
+        if members is not None:
+            name, values = members.name, members.bodies(0, len(rows))
+            return [
+                {"__key__": key, "__url__": url, name: value}
+                for key, url, value in zip(members.keys, of_shards, values, strict=True)
+            ]
+        names = [rows.fields[number] for number in rows.field.tolist()]
+        values, starts = bodies.all(rows.offset, rows.size), rows.starts.tolist()
+        samples: list[object] = []
+        for key, url, start, stop in zip(texts_of(rows.keys), of_shards, starts, starts[1:], strict=False):
+            sample: dict[str, object] = {"__key__": key, "__url__": url}
+            sample.update(zip(names[start:stop], values[start:stop], strict=True))
+            samples.append(sample)
+        return samples
 
 
 def member_rows(rows: Rows, urls: Sequence[str], bodies: LeasedBodies) -> MemberRows | None:
