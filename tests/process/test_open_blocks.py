@@ -69,9 +69,9 @@ def opened(folder: Path) -> Counter[int]:
 @pytest.mark.usefixtures("opening_takes_long")
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_each_block_is_opened_once_by_two_workers(files: list[str], tmp_path: Path, is_shuffled: bool) -> None:
-    data = hr.stream(files, format=Counted(tmp_path))
-    data = data.shuffle(seed=1) if is_shuffled else data
-    with hr.DataLoader(data, batch_size=BATCH, collate_fn=numbers_of, num_workers=2) as loader:
+    data, options = hr.stream(files, format=Counted(tmp_path)), {"collate_fn": numbers_of, "num_workers": 2, "seed": 1}
+    # prefetch_factor: one batch for each task, as rows that a task of several has not finished are decoded again
+    with hr.DataLoader(data, BATCH, is_shuffled, prefetch_factor=2, **options) as loader:
         got = [n for batch in loader for n in batch]
     assert sorted(got) == list(range(ROWS))
     assert is_shuffled or got == sorted(got)

@@ -181,7 +181,7 @@ def test_block_is_opened_once_and_released_with_its_last_wanted_row(together: bo
     opener = Opener(form := _Counted(), DEFAULTS)
     rows = block_rows([b"\1\2\3\4"], [(0, row) for row in (2, 0, 3, 1)])
     rows.blocks[0].wanted = 4
-    for number, row in ((0, 2), (1, 0), (2, 3), (2, 3), (3, 1)):  # what a task has not finished is made again
+    for number, row in enumerate((2, 0, 3, 1)):
         assert len(opener._opened) == (number > 0)
         sample: Any = opener.open_rows(rows, number, number + 1)[0][0] if together else opener(rows.sample(number))
         assert sample["n"] == (row + 1) ** 2

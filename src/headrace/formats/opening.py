@@ -80,14 +80,13 @@ class MemberRows(NamedTuple):
 class _OpenBlock:
     """A decoded block, or one that the holder of its lock decodes."""
 
-    __slots__ = ("error", "given", "is_given", "is_open", "lock", "nbytes", "rows")
+    __slots__ = ("error", "given", "is_open", "lock", "nbytes", "rows")
 
     def __init__(self) -> None:
         self.lock, self.is_open = threading.Lock(), False
         self.rows: _Rows = ()
         self.error: Exception | None = None
-        self.nbytes = self.given = 0  # size in bytes, number of different rows returned
-        self.is_given = bytearray()  # by row: 1 if it was returned
+        self.nbytes = self.given = 0  # size in bytes, number of rows returned
 
 
 class Opener:
@@ -116,7 +115,7 @@ class Opener:
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[sample[ROW]]
-                self._gave(shared, (sample[ROW],))
+                self._gave(shared, 1)
             if fields is None:
                 return {"__key__": key, "__url__": url, _LEFT_OUT: True}
             taken = next(filter(_is_taken, fields), None)
@@ -152,13 +151,10 @@ class Opener:
         if nbytes > _TOGETHER_MOST_BYTES:
             return nbytes
         keys, urls = (texts if are_all else [texts[k] for k in chosen] for texts in (samples.keys, samples.urls))
-        numbers = _as_range(samples.row if are_all else samples.row[chosen])
-        opened = _decoded(rows, numbers, keys, urls)
+        opened = _decoded(rows, _as_range(samples.row if are_all else samples.row[chosen]), keys, urls)
         for place, sample in zip(chosen, opened, strict=True):
             made[place] = sample
-        if None in opened:
-            numbers = [number for number, one in zip(numbers, opened, strict=True) if one is not None]
-        self._gave(shared, numbers)
+        self._gave(shared, len(opened) - opened.count(None))
         return nbytes
 
     def open_many(self, samples: MemberRows, start: int, stop: int) -> tuple[_Made, int]:
@@ -199,7 +195,7 @@ class Opener:
         except Exception as error:
             block.error = error.with_traceback(None)  # frames would keep the bytes alive
             block.error.__cause__ = block.error.__context__ = None
-        block.is_open, block.is_given = True, bytearray(len(block.rows))
+        block.is_open = True
         nbytes = max(sum(len(body) for _, body in members), getattr(block.rows, "nbytes", 0))
         with self._lock:
             if self._opened.get(shared.number) is not block:
@@ -210,20 +206,14 @@ class Opener:
                 _, oldest = self._opened.popitem(last=False)
                 self._held_bytes -= oldest.nbytes
 
-    def _gave(self, shared: SharedBlock, rows: Sequence[int]) -> None:
-        """Count the rows returned for the first time. Evict the block after the last one, for reuse of its memory."""
+    def _gave(self, shared: SharedBlock, count: int) -> None:
+        """Count returned rows of a block. Evict it after the last one, for reuse of its memory."""
         with self._lock:
             block = self._opened.get(shared.number)
             if block is None:
                 return
-            if type(rows) is range:
-                block.given += len(rows) - block.is_given.count(1, rows.start, rows.stop)
-                block.is_given[rows.start : rows.stop] = b"\1" * len(rows)
-            else:
-                for row in rows:
-                    block.given += not block.is_given[row]
-                    block.is_given[row] = 1
-            if block.given >= min(shared.wanted or len(block.rows), len(block.rows)):  # passes may want a row again
+            block.given += count
+            if block.given >= (shared.wanted or len(block.rows)):
                 del self._opened[shared.number]
                 self._held_bytes -= block.nbytes
 
