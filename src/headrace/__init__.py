@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from headrace.sources.clips import Clips as Clips
     from headrace.sources.clips import video as video
     from headrace.sources.constructors import energon as energon
-    from headrace.sources.constructors import files as files
-    from headrace.sources.constructors import folder as folder
-    from headrace.sources.constructors import from_iterable as from_iterable
-    from headrace.sources.constructors import from_map as from_map
     from headrace.sources.constructors import stream as stream
-    from headrace.sources.constructors import table as table
     from headrace.sources.constructors import text as text
     from headrace.sources.lerobot import lerobot as lerobot
+    from headrace.sources.objects import files as files
+    from headrace.sources.objects import folder as folder
+    from headrace.sources.objects import table as table
     from headrace.sources.reading import read as read
+    from headrace.sources.synchronous import from_iterable as from_iterable
+    from headrace.sources.synchronous import from_map as from_map
     from headrace.sources.tokens import tokens as tokens
     from headrace.state.state import merge_states as merge_states
     from headrace.workers.forkserver.client import shutdown as shutdown
@@ -83,9 +83,11 @@ _NAMES = {
     "headrace.options": "Economic Exclude Fetch Ranks Skip",
     "headrace.sources.arrays": "arrays hdf5",
     "headrace.sources.clips": "Clips video",
-    "headrace.sources.constructors": "energon files folder from_iterable from_map stream table text",
+    "headrace.sources.constructors": "energon stream text",
     "headrace.sources.lerobot": "lerobot",
+    "headrace.sources.objects": "files folder table",
     "headrace.sources.reading": "read",
+    "headrace.sources.synchronous": "from_iterable from_map",
     "headrace.sources.tokens": "tokens",
     "headrace.state.state": "merge_states",
     "headrace.workers.forkserver.client": "shutdown",

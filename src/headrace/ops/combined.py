@@ -31,9 +31,9 @@ from headrace.order.permutation import draw
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Ordering, Pipeline, refusal
 from headrace.readers.indexed_shards import Members
-from headrace.sources.constructors import from_map
 from headrace.sources.reading import OwnReaders
 from headrace.sources.shards import IndexedShards, IndexedShardSource
+from headrace.sources.synchronous import from_map
 from headrace.types import Ints
 from headrace.workers.tasks import Step
 

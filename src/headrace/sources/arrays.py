@@ -35,8 +35,7 @@ from headrace.formats.stored_arrays import (
 from headrace.formats.zip import npy_table, npz_table
 from headrace.indexes.index import HELD_BYTES, HeldReads
 from headrace.sources.bodies import read_exactly
-from headrace.sources.constructors import Urls
-from headrace.sources.discovery import names_at
+from headrace.sources.discovery import Urls, names_at
 from headrace.sources.entries import check_listed, shown
 from headrace.sources.reading import Options, OwnReaders, number_of
 from headrace.types import Ints

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Literal, Never
 
-from headrace._util import check
 from headrace.dataset.source import blocking
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.formats.limits import DEFAULTS, Limits
-from headrace.ops.operator import EachSample
-from headrace.sources.discovery import Names, folders_at, is_pattern, names_at, place_of
+from headrace.sources.discovery import Names, Urls, names_at, place_of
 from headrace.sources.reading import read_from
 
 if TYPE_CHECKING:
-    from headrace.dataset.asynchronous import RanksBy
     from headrace.formats.format import Format
     from headrace.formats.lines import By
-
-Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def stream(
@@ -82,6 +77,8 @@ def stream(
     names = names_at(urls, storage_options, kept=listing == "kept")
     place = place_of(names, format, limits, storage_options, kept=listing == "kept")
     if place.table is not None:
+        from headrace.sources.objects import table
+
         return table(place.table, storage_options=storage_options)
     if place.folder is not None:
         from headrace.sources.objects import folder_of
@@ -178,185 +175,3 @@ def energon(
         raise OptionError.at(place, "is no file of Energon's")
     source = shards_at(found, "auto", limits, storage_options)
     return Stream(source, opening(source))
-
-
-def files(
-    urls: Urls, *, listing: Literal["new", "kept"] = "new", storage_options: Mapping[str, object] | None = None
-) -> Stream:
-    """Read each object as one sample, by random access, with a global shuffle and length.
-
-    Args:
-        urls: A URL or path, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", a folder, or a list of
-            these.
-        listing: As in `hr.stream`.
-        storage_options: Options of the store: credentials, endpoint, region.
-
-    Examples:
-        >>> photos = hr.files("https://example.org/{000..999}.jpg").shuffle()
-        >>> len(photos)
-        1000
-    """
-    from headrace.sources.objects import Files
-
-    names = names_at(urls, storage_options, kept=listing == "kept", folders=())
-    return Stream(Files(names.urls, storage_options, names.facts))
-
-
-def folder(
-    url: str | os.PathLike[str],
-    *,
-    pattern: str | None = None,
-    labels: bool | None = None,
-    classes: Sequence[str] | None = None,
-    listing: Literal["new", "kept"] = "new",
-    storage_options: Mapping[str, object] | None = None,
-) -> Stream:
-    """Read the files of a folder as samples, by random access, with a global shuffle and length.
-
-    Files that differ only in their extension are one sample, with a field for each: `a.jpg` and `a.json`. An image is
-    the field `image`, whatever its extension; if a sample has two images, extensions name the fields. If files are in
-    subfolders, the first subfolder is their class: `label` is its number, in the order of `source.classes`.
-
-    Args:
-        url: The folder, or a pattern such as "photos/**/*.jpg". Files that do not match it are ignored.
-        pattern: Meaning of names relative to the folder, such as "{split}/{label}_{id:d}.png". There is a field for
-            each `{name}`; `{name:d}` is a number; `label` becomes the number of its class.
-        labels: False: subfolders are not classes. True: they are, even if called train and test.
-        classes: Class names in the order of their numbers, for equal numbers in training and validation. A class
-            without a subfolder counts. By default, the sorted names of the subfolders. Empty local subfolders count,
-            too; object stores have none.
-        listing: As in `hr.stream`.
-        storage_options: Options of the store: credentials, endpoint, region.
-
-    Raises:
-        OptionError: Names do not match the pattern; or files are beside subfolders that may be classes; or a subfolder
-            is not in `classes`.
-        StorageError: The folder could not be listed.
-
-    Examples:
-        >>> from headrace.fetch.stores import memory
-        >>> for name in ("cat/1.txt", "cat/2.txt", "dog/3.txt"):
-        ...     memory.put(f"memory://pets-at-home/{name}", b"a pet")
-        >>> pets = hr.folder("memory://pets-at-home/")
-        >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
-        ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
-    """
-    from headrace.sources.objects import folder_of
-
-    kept = listing == "kept"
-    place = os.fspath(url)
-    if is_pattern(place):
-        found = names_at([place], storage_options, kept=kept)
-    else:
-        found = folders_at((place,), storage_options, kept=kept)
-    if len(found.listings) != 1:
-        raise OptionError.at(place, "is several places, and hr.folder takes one folder, or one pattern")
-    data = folder_of(
-        found.listings[0],
-        pattern,
-        labels=labels,
-        storage_options=storage_options,
-        classes=classes,
-        facts=found.facts,
-    )
-    return Stream(data)
-
-
-def table(
-    url: str | os.PathLike[str],
-    *,
-    url_column: str | Sequence[str] | None = None,
-    label_column: str | None = None,
-    classes: Sequence[str] | None = None,
-    base: str | None = None,
-    storage_options: Mapping[str, object] | None = None,
-) -> Stream:
-    """Read the rows of a table as samples, each with the bytes of the object that it names.
-
-    The table is read when the stream is made, and an object when its sample is requested, by random access. A sample
-    has the row's columns, and the object's bytes under its extension.
-
-    Args:
-        url: A .csv, .tsv or .jsonl file, or shards that `hr.stream` reads. CSV has a header line, and its values are
-            texts.
-        url_column: Column with URLs of objects, or paths relative to the table's folder. For several columns, the bytes
-            are stored under the column's name and the extension, as in "mask.png". By default the one called file_name,
-            path, image or the like.
-        label_column: Column of class names: `label` is the class number, in the order of `source.classes`.
-        classes: Values of that column in the order of their numbers, including those without rows. By default, the
-            sorted values of the rows.
-        base: Folder of relative paths, instead of the table's.
-        storage_options: Options of the store: credentials, endpoint, region.
-
-    Raises:
-        OptionError: There is no such column; or a value of `label_column` is not in `classes`.
-        FormatError: The table is damaged.
-    """
-    from headrace.sources.objects import table_of
-
-    data = table_of(
-        os.fspath(url),
-        url_column,
-        base=base,
-        label_column=label_column,
-        classes=classes,
-        storage_options=storage_options,
-    )
-    return Stream(data)
-
-
-def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
-    """Read samples from a data set, whose `__getitem__` is called in the workers.
-
-    Each worker has a copy of the data set. Random numbers that `__getitem__` draws depend on the seed, the epoch and
-    the sample only.
-
-    Args:
-        dataset: Has `__len__` and `__getitem__`.
-        threads: Call `__getitem__` in this many threads of this process instead, without copies. With 1, calls never
-            overlap, even if several loaders use the data set. If calls wait for a disk or the network, and are
-            thread-safe, try 16 or more. Draws from the global generators then differ from run to run.
-
-    Raises:
-        OptionError: `threads` is not a number of 1 or more.
-
-    Examples:
-        >>> list(hr.from_map(["a", "b", "c"]))
-        ['a', 'b', 'c']
-    """
-    from headrace.sources.synchronous import FromMap, get_step
-
-    check.whole_or_none("hr.from_map(): threads", threads, 1)
-    data = FromMap(dataset, threads)
-    return Stream(data) if threads is not None else Stream(data, (EachSample(get_step(dataset)),))
-
-
-def from_iterable(
-    iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, ranks_by: RanksBy | None = None, one_epoch: bool = False
-) -> Stream:
-    """Read samples from an iterable, whose `iter` and `next` are called in a thread.
-
-    An iterable with `state_dict` and `load_state_dict`, such as Hugging Face's `IterableDataset`, is resumed with
-    these.
-
-    Args:
-        iterable: An iterable, iterated over again in each epoch; or a function that is called for one in each epoch.
-        ranks_by: How several ranks divide the samples, as in `AsyncIterableDataset.ranks_by`. `hr.shard_info()` works
-            in the function, and in the iterable's `iter` and `next`.
-        one_epoch: Accept an iterator, such as a generator or an open file. It has samples for one epoch; a second one
-            raises an error.
-
-    Raises:
-        OptionError: `iterable` is neither an iterable nor a function, or an iterator without `one_epoch=True`.
-    """
-    from headrace.sources.synchronous import FromIterable, ResumableIterable, is_iterator, makes_one
-    from headrace.torch_compat.stateful import is_stateful
-
-    if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
-        raise check.invalid("hr.from_iterable(): iterable", iterable, "an iterable, or a function that returns one")
-    if not one_epoch and not makes_one(iterable) and is_iterator(iterable):
-        needed = "a function that returns a new iterator, as in hr.from_iterable(lambda: …), as one ends with its epoch"
-        remedy = "or give one_epoch=True, and loop once"
-        raise check.invalid("hr.from_iterable(): iterable", iterable, f"{needed}; {remedy}")
-    is_resumable = is_stateful(iterable) and not makes_one(iterable)
-    return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by, one_epoch=one_epoch))

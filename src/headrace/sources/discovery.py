@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.sources.kinds import Survey
 
 
+Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Asks = Callable[[str, int | None], bytes | None]
 
 _WEB = ("http://", "https://")
@@ -372,7 +373,7 @@ _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 
 
-def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+def expand(urls: Urls) -> tuple[str, ...]:
     """Expand braces in a pattern or a list of patterns.
 
     `{000..012}` counts (the width is kept, a third number is the step). `{train,test}` are alternatives.

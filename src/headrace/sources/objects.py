@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from itertools import chain, groupby, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -21,12 +21,13 @@ from headrace._util import check
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.compact import packed
 from headrace.dataset.source import SampleSource, StoredSource, Traits, blocking
+from headrace.dataset.stream import Stream
 from headrace.errors import FormatError, OptionError, masked
 from headrace.formats.compression import path_of, without_compression
 from headrace.formats.decoders import IMAGE_EXTENSIONS
 from headrace.formats.limits import Limits
 from headrace.formats.registry import format_named
-from headrace.sources.discovery import Pattern
+from headrace.sources.discovery import Pattern, Urls, folders_at, is_pattern, names_at
 from headrace.sources.entries import Entries, Facts, Listing, entries_of, is_data_folder, survey_of, version_at
 from headrace.sources.kinds import extension_of, stem_of, without_extension
 from headrace.sources.reading import Options, read_from
@@ -92,6 +93,26 @@ class Files(Objects):
             "__url__": masked(url),
             extension.lower() or "data": await self.body(key),
         }
+
+
+def files(
+    urls: Urls, *, listing: Literal["new", "kept"] = "new", storage_options: Mapping[str, object] | None = None
+) -> Stream:
+    """Read each object as one sample, by random access, with a global shuffle and length.
+
+    Args:
+        urls: A URL or path, a pattern such as "photos/{000..999}.jpg" or "photos/**/*.jpg", a folder, or a list of
+            these.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
+
+    Examples:
+        >>> photos = hr.files("https://example.org/{000..999}.jpg").shuffle()
+        >>> len(photos)
+        1000
+    """
+    names = names_at(urls, storage_options, kept=listing == "kept", folders=())
+    return Stream(Files(names.urls, storage_options, names.facts))
 
 
 class ObjectSource(StoredSource, KeySource):
@@ -205,6 +226,64 @@ class FolderFiles(Objects):
         if self.classes is not None and isinstance(label, str):
             said["label"] = self._numbers[label]
         return said
+
+
+def folder(
+    url: str | os.PathLike[str],
+    *,
+    pattern: str | None = None,
+    labels: bool | None = None,
+    classes: Sequence[str] | None = None,
+    listing: Literal["new", "kept"] = "new",
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """Read the files of a folder as samples, by random access, with a global shuffle and length.
+
+    Files that differ only in their extension are one sample, with a field for each: `a.jpg` and `a.json`. An image is
+    the field `image`, whatever its extension; if a sample has two images, extensions name the fields. If files are in
+    subfolders, the first subfolder is their class: `label` is its number, in the order of `source.classes`.
+
+    Args:
+        url: The folder, or a pattern such as "photos/**/*.jpg". Files that do not match it are ignored.
+        pattern: Meaning of names relative to the folder, such as "{split}/{label}_{id:d}.png". There is a field for
+            each `{name}`; `{name:d}` is a number; `label` becomes the number of its class.
+        labels: False: subfolders are not classes. True: they are, even if called train and test.
+        classes: Class names in the order of their numbers, for equal numbers in training and validation. A class
+            without a subfolder counts. By default, the sorted names of the subfolders. Empty local subfolders count,
+            too; object stores have none.
+        listing: As in `hr.stream`.
+        storage_options: Options of the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: Names do not match the pattern; or files are beside subfolders that may be classes; or a subfolder
+            is not in `classes`.
+        StorageError: The folder could not be listed.
+
+    Examples:
+        >>> from headrace.fetch.stores import memory
+        >>> for name in ("cat/1.txt", "cat/2.txt", "dog/3.txt"):
+        ...     memory.put(f"memory://pets-at-home/{name}", b"a pet")
+        >>> pets = hr.folder("memory://pets-at-home/")
+        >>> [(sample["__key__"], sample["label"]) for sample in pets], pets.source.classes
+        ([('cat/1', 0), ('cat/2', 0), ('dog/3', 1)], ('cat', 'dog'))
+    """
+    kept, place = listing == "kept", os.fspath(url)
+    if is_pattern(place):
+        there = names_at([place], storage_options, kept=kept)
+    else:
+        there = folders_at((place,), storage_options, kept=kept)
+    if len(there.listings) != 1:
+        raise OptionError.at(place, "is several places, and hr.folder takes one folder, or one pattern")
+    return Stream(
+        folder_of(
+            there.listings[0],
+            pattern,
+            labels=labels,
+            storage_options=storage_options,
+            classes=classes,
+            facts=there.facts,
+        )
+    )
 
 
 def folder_of(
@@ -421,16 +500,37 @@ class TableFiles(Objects):
         return value
 
 
-def table_of(
-    url: str,
-    url_column: str | Sequence[str] | None,
+def table(
+    url: str | os.PathLike[str],
     *,
-    base: str | None,
-    label_column: str | None,
-    classes: Sequence[str] | None,
-    storage_options: Mapping[str, object] | None,
-) -> TableFiles:
-    """Return the samples of a table; see `hr.table`."""
+    url_column: str | Sequence[str] | None = None,
+    label_column: str | None = None,
+    classes: Sequence[str] | None = None,
+    base: str | None = None,
+    storage_options: Mapping[str, object] | None = None,
+) -> Stream:
+    """Read the rows of a table as samples, each with the bytes of the object that it names.
+
+    The table is read when the stream is made, and an object when its sample is requested, by random access. A sample
+    has the row's columns, and the object's bytes under its extension.
+
+    Args:
+        url: A .csv, .tsv or .jsonl file, or shards that `hr.stream` reads. CSV has a header line, and its values are
+            texts.
+        url_column: Column with URLs of objects, or paths relative to the table's folder. For several columns, the bytes
+            are stored under the column's name and the extension, as in "mask.png". By default the one called file_name,
+            path, image or the like.
+        label_column: Column of class names: `label` is the class number, in the order of `source.classes`.
+        classes: Values of that column in the order of their numbers, including those without rows. By default, the
+            sorted values of the rows.
+        base: Folder of relative paths, instead of the table's.
+        storage_options: Options of the store: credentials, endpoint, region.
+
+    Raises:
+        OptionError: There is no such column; or a value of `label_column` is not in `classes`.
+        FormatError: The table is damaged.
+    """
+    url = os.fspath(url)
     rows = _rows(url, storage_options)
     if not len(rows):
         raise OptionError.at(url, "has no rows")
@@ -453,7 +553,7 @@ def table_of(
             raise FormatError.at(url, f"row {lacking} has no column {label_column!r}")
         numbered = classes_of({str(row[label_column]) for row in rows}, classes, url)
         facts.append(("label", f"number of {len(numbered):,} classes, by column {label_column}"))
-    return TableFiles(
+    data = TableFiles(
         (url,),
         storage_options,
         tuple(facts),
@@ -463,6 +563,7 @@ def table_of(
         label=label_column,
         classes=numbered,
     )
+    return Stream(data)
 
 
 def _rows(url: str, storage_options: Mapping[str, object] | None) -> Sequence[Row]:

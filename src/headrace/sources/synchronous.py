@@ -9,9 +9,12 @@ from typing import Any
 
 import anyio.to_thread
 
+from headrace._util import check
 from headrace._util.context import running_reader
 from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, RanksBy
+from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
+from headrace.ops.operator import EachSample
 from headrace.sources.item_calls import GetItem, Taken, gate_of, timed
 from headrace.workers.tasks import Step
 
@@ -42,9 +45,31 @@ class FromMap(AsyncDataset):
         return sample
 
 
-def get_step(dataset: Any) -> Step:
-    name = f"{_name(dataset)}.__getitem__"
-    return Step(name, "map", GetItem(dataset), random=True, is_implied=True, reads=True)
+def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
+    """Read samples from a data set, whose `__getitem__` is called in the workers.
+
+    Each worker has a copy of the data set. Random numbers that `__getitem__` draws depend on the seed, the epoch and
+    the sample only.
+
+    Args:
+        dataset: Has `__len__` and `__getitem__`.
+        threads: Call `__getitem__` in this many threads of this process instead, without copies. With 1, calls never
+            overlap, even if several loaders use the data set. If calls wait for a disk or the network, and are
+            thread-safe, try 16 or more. Draws from the global generators then differ from run to run.
+
+    Raises:
+        OptionError: `threads` is not a number of 1 or more.
+
+    Examples:
+        >>> list(hr.from_map(["a", "b", "c"]))
+        ['a', 'b', 'c']
+    """
+    check.whole_or_none("hr.from_map(): threads", threads, 1)
+    data = FromMap(dataset, threads)
+    if threads is not None:
+        return Stream(data)
+    step = Step(f"{_name(dataset)}.__getitem__", "map", GetItem(dataset), random=True, is_implied=True, reads=True)
+    return Stream(data, (EachSample(step),))
 
 
 class FromIterable(AsyncIterableDataset):
@@ -107,6 +132,36 @@ class ResumableIterable(FromIterable):
             self.iterable.load_state_dict(copy.deepcopy(self._fresh))  # type: ignore[union-attr]
         self._goes_on, self._is_loaded = self._is_loaded, False
         return super()._opened()
+
+
+def from_iterable(
+    iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, ranks_by: RanksBy | None = None, one_epoch: bool = False
+) -> Stream:
+    """Read samples from an iterable, whose `iter` and `next` are called in a thread.
+
+    An iterable with `state_dict` and `load_state_dict`, such as Hugging Face's `IterableDataset`, is resumed with
+    these.
+
+    Args:
+        iterable: An iterable, iterated over again in each epoch; or a function that is called for one in each epoch.
+        ranks_by: How several ranks divide the samples, as in `AsyncIterableDataset.ranks_by`. `hr.shard_info()` works
+            in the function, and in the iterable's `iter` and `next`.
+        one_epoch: Accept an iterator, such as a generator or an open file. It has samples for one epoch; a second one
+            raises an error.
+
+    Raises:
+        OptionError: `iterable` is neither an iterable nor a function, or an iterator without `one_epoch=True`.
+    """
+    from headrace.torch_compat.stateful import is_stateful
+
+    if not (hasattr(iterable, "__iter__") or makes_one(iterable)):
+        raise check.invalid("hr.from_iterable(): iterable", iterable, "an iterable, or a function that returns one")
+    if not one_epoch and not makes_one(iterable) and is_iterator(iterable):
+        needed = "a function that returns a new iterator, as in hr.from_iterable(lambda: …), as one ends with its epoch"
+        remedy = "or give one_epoch=True, and loop once"
+        raise check.invalid("hr.from_iterable(): iterable", iterable, f"{needed}; {remedy}")
+    is_resumable = is_stateful(iterable) and not makes_one(iterable)
+    return Stream((ResumableIterable if is_resumable else FromIterable)(iterable, ranks_by, one_epoch=one_epoch))
 
 
 def is_iterator(iterable: object) -> bool:

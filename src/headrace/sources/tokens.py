@@ -43,8 +43,7 @@ from headrace.indexes.index import Index, OpenedIndex
 from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.sources.bodies import Where, bodies_at, version_of
-from headrace.sources.constructors import Urls
-from headrace.sources.discovery import expand, is_pattern, names_at, places_of_catalogues
+from headrace.sources.discovery import Urls, expand, is_pattern, names_at, places_of_catalogues
 from headrace.sources.entries import Facts, check_listed
 from headrace.sources.reading import found
 from headrace.sources.shards import IndexedShards, IndexedShardSource, current_reader

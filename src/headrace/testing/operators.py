@@ -11,7 +11,7 @@ from headrace.dataset.operators import Operators
 from headrace.dataset.stream import Stream
 from headrace.errors import StateMismatchError
 from headrace.loader import DataLoader
-from headrace.sources.constructors import from_map
+from headrace.sources.synchronous import from_map
 from headrace.testing.decoders import same
 
 
