@@ -2,10 +2,14 @@
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 import headrace as hr
+from headrace.order.orders import Order, ShardOrder, ShuffledOrder, Windows
 
 
 class Made(hr.AsyncDataset):
@@ -115,3 +119,26 @@ def spin(seconds: float) -> None:
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that Python held at once, of those that `call` has allocated."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def order_of(sizes: Sequence[int], by: str, key: Sequence[int], windows: Windows) -> Order:
+    if by == "global":
+        return ShuffledOrder(ShardOrder(np.array(sizes, np.int64), "none", ()), tuple(key))
+    return ShardOrder(np.array(sizes, np.int64), by, tuple(key), windows)
+
+
+def located(order: Order, positions: Iterable[int] | None = None) -> list[list[int]]:
+    """(shard, row) at each position; at all of them by default."""
+    where = np.arange(order.count) if positions is None else np.array(list(positions), np.int64)
+    found: list[list[int]] = np.stack(order.locate(where), axis=1).tolist()
+    return found

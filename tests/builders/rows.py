@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from headrace._util.sample_ranges import LeasedBodies, Rows
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 
 Plain = Sequence[tuple[bytes, list[tuple[str, int, int]]]]
 """The key of each sample, and (field, offset, size) of each of its members."""

@@ -4,7 +4,8 @@ import asyncio
 import io
 import tarfile
 import uuid
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import google_crc32c
@@ -12,8 +13,7 @@ import numpy as np
 
 import headrace as hr
 from headrace.fetch.stores import memory
-from headrace.formats.index.file import Entry, pack_directory
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import Entry, ShardIndex, pack_directory
 from headrace.formats.tar.scanner import TarScanner
 
 Fields = dict[str, bytes]
@@ -89,3 +89,11 @@ def wanted_sample(url: str, key: str, fields: Fields) -> dict[str, Any]:
 def numbers_of(samples: Sequence[Any]) -> list[int]:
     """The numbers of numbered samples, or numbers as they are."""
     return [sample if isinstance(sample, int) else int(sample["__key__"]) for sample in samples]
+
+
+def zipped(files: Mapping[str, bytes | str], method: int = zipfile.ZIP_STORED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "a", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return out.getvalue()

@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 from builders import arrows, energon, litdata, mds, parquet, tfrecords
-from builders.tars import tar
-from builders.zips import zipped
+from builders.tars import tar, zipped
 
 from headrace.formats.format import Format
 from headrace.formats.registry import known_formats

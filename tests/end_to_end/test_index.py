@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import headrace as hr
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
-from headrace.formats.index.file import Entry, pack_directory
+from headrace.formats.index import Entry, pack_directory
 from headrace.testing import FaultServer
 
 COUNTS = (7, 0, 1, 12, 5)

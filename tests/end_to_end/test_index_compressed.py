@@ -25,7 +25,7 @@ from builders.tars import index_file, number_of, numbered_samples, tar
 import headrace as hr
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.indexes.building import build_shard
 from headrace.sources import bodies

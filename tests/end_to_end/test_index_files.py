@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from builders.loops import outcomes
-from builders.memory import peak_of
-from builders.numbers import Made
+from builders.numbers import Made, peak_of
 from builders.tars import index_of, index_of_archive, number_of, numbered_samples, put_index, put_shards, tar
 
 import headrace as hr
@@ -20,8 +19,7 @@ from headrace._util.context import running_reader
 from headrace._util.sample_ranges import Rows
 from headrace.cli import main as command
 from headrace.fetch.stores import memory
-from headrace.formats.index.file import Entry, pack_directory
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import Entry, ShardIndex, pack_directory
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.cache_path import cached
 from headrace.testing import FaultServer

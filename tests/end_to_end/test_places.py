@@ -17,8 +17,7 @@ import pytest
 import zstandard
 from builders import litdata, mds, token_files
 from builders.loops import loaded, rest_of, state_after
-from builders.tars import tar
-from builders.zips import zipped
+from builders.tars import tar, zipped
 from moto_s3 import client_of
 from PIL import Image
 

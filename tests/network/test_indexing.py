@@ -29,8 +29,7 @@ from headrace.errors import FormatError, ObjectChangedError, OptionError, Storag
 from headrace.fetch import Reader
 from headrace.fetch.stores import memory
 from headrace.fetch.stores.writing import write_object
-from headrace.formats.index.file import Directory, check_block, read_directory
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import Directory, ShardIndex, check_block, read_directory
 from headrace.indexes.building import BuildProgress, build_file, build_index, build_shard
 from headrace.indexes.cache_path import beside, cache_path
 from headrace.options import Fetch

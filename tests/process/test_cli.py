@@ -14,7 +14,7 @@ import pytest
 from builders.tars import tar
 from process.waiting import DEADLINE_S, output_of
 
-from headrace.formats.index.file import read_directory
+from headrace.formats.index import read_directory
 from headrace.indexes.cache_path import cache_path
 from headrace.testing import FaultServer
 

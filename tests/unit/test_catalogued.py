@@ -25,7 +25,7 @@ import headrace as hr
 from headrace.errors import DecodeError, FormatError, LimitError, ObjectMissingError, OptionError
 from headrace.fetch.stores import memory
 from headrace.formats.format import Block, Format, ShardEntry
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.litdata.format import LITDATA, LitData, nested_value, tree_of
 from headrace.formats.mds import MDS, columns_of, described, sample_of

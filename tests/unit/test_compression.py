@@ -18,7 +18,7 @@ import lz4.frame
 import numpy as np
 import pytest
 import zstandard
-from builders.memory import peak_of
+from builders.numbers import peak_of
 from builders.seekable import seekable, skippable, table_of
 
 from headrace.errors import FormatError, LimitError, OptionError

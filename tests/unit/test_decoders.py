@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from builders import videos
 from builders.arrays import saved
-from builders.memory import peak_of
-from builders.zips import zipped
+from builders.numbers import peak_of
+from builders.tars import zipped
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp

@@ -17,18 +17,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.memory import peak_of
+from builders.numbers import peak_of
 from builders.rows import listed_index
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
+from headrace.formats import index as named_arrays
 from headrace.formats.compression import Frames
 from headrace.formats.format import Format, ShardEntry
-from headrace.formats.index import shard as named_arrays
-from headrace.formats.index.file import HEAD, MAGIC, Entry, check_block, pack_directory, read_directory, read_head
-from headrace.formats.index.shard import ShardIndex, pack_arrays, smallest, unpack_arrays
+from headrace.formats.index import (
+    HEAD,
+    MAGIC,
+    Entry,
+    ShardIndex,
+    check_block,
+    pack_arrays,
+    pack_directory,
+    read_directory,
+    read_head,
+    smallest,
+    unpack_arrays,
+)
 from headrace.formats.limits import DEFAULTS
 from headrace.indexes.building import index_of_one, read_journal, write_index
 from headrace.indexes.index import HeldReads, OwnTables

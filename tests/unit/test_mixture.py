@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.memory import peak_of
-from builders.numbers import Counting
-from builders.orders import located
+from builders.numbers import Counting, located, peak_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import headrace as hr
 from headrace.errors import DecodeError, FormatError, LimitError, OptionError
-from headrace.formats.index.shard import pack_arrays
+from headrace.formats.index import pack_arrays
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.mp4.format import MP4, read_tables, table_of, unpack_tables
 from headrace.formats.mp4.tables import box

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders.memory import peak_of
-from builders.orders import located, order_of
+from builders.numbers import located, order_of, peak_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit import order_reference as reference

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from builders.memory import peak_of
+from builders.numbers import peak_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from unit import order_reference as reference

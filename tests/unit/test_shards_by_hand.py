@@ -26,7 +26,7 @@ from unit.by_hand import settle
 from headrace._util.reads import Check, Span, Version
 from headrace._util.shared_memory import Arena, Lease
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, StateMismatchError, StorageError
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.tar.scanner import TarScanner
 from headrace.readers.indexed_shards import Bounds, IndexedShardProducer, Members, ReadWindow, ShardVisit
 from headrace.readers.protocol import Producer

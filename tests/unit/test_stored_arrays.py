@@ -12,7 +12,7 @@ import pytest
 from builders import stored
 from builders.arrays import npy, saved
 from builders.stored import ranges, rows
-from builders.zips import zipped
+from builders.tars import zipped
 
 import headrace as hr
 from headrace.formats.limits import Limits

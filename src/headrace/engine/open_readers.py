@@ -204,7 +204,7 @@ class EpochIO:
             unpacks: Decompresses the shard at a URL. None for an uncompressed shard.
             expected: Index entry of the shard with a number. None without an index.
         """
-        from headrace.order.shard_passes import Rounds
+        from headrace.order.orders import Rounds
         from headrace.readers.sequential import ResumeToken, ShardPlan, ShardProducer, ShardReading, ShuffleWindow
 
         pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle

@@ -23,11 +23,10 @@ from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow as ArrowData
 from headrace.formats.arrow_values import TableRows, arrow_errors, check_names, features_of, kind_of, library
 from headrace.formats.format import Block, MemberRange, ShardEntry, keys_of, rows_of_blocks
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
-from headrace.formats.predicates import ALL, Where, check_kinds, kept_rows, known
-from headrace.formats.tables import TableFormat, check_table, constants_of
+from headrace.formats.tables import ALL, TableFormat, Where, check_kinds, check_table, constants_of, kept_rows, known
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 

@@ -21,7 +21,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, masked
 from headrace.formats.catalogues import beside, file_name, split_path
 from headrace.formats.format import Block, Catalogue, Format, ShardEntry, keys_of
-from headrace.formats.index.shard import ShardIndex, damage
+from headrace.formats.index import ShardIndex, damage
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject

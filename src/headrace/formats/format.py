@@ -15,8 +15,7 @@ from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows, Scanner
 from headrace.errors import FormatError, LimitError, OptionError
 from headrace.formats.compression import kind_of, path_of
-from headrace.formats.index.file import Entry
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import Entry, ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
 from headrace.types import Buffer, Ints

@@ -37,7 +37,7 @@ from headrace.formats.format import (
     rows_of_members,
     rows_of_one_block,
 )
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text, as_texts
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject

@@ -18,7 +18,7 @@ from headrace.formats.format import (
     index_of_file,
     rows_of_one_block,
 )
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.json_values import as_count, as_list, as_object, as_text
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject

@@ -20,7 +20,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError, reason_of
 from headrace.formats.decoders import NpyDecoder, decode_npz, npy_header
 from headrace.formats.format import Block, Format, ShardEntry, errors_named, index_of_file
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject
 from headrace.formats.stored_arrays import Array, Names, StoredArray, StoredPart, Table, chosen

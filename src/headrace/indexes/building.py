@@ -37,8 +37,16 @@ from headrace.formats.compression import (
     seek_table_bytes,
 )
 from headrace.formats.format import Format
-from headrace.formats.index.file import HEAD, Entry, pack_directory, read_directory, read_head, wrong_check
-from headrace.formats.index.shard import TAR_BLOCK, ShardIndex
+from headrace.formats.index import (
+    HEAD,
+    TAR_BLOCK,
+    Entry,
+    ShardIndex,
+    pack_directory,
+    read_directory,
+    read_head,
+    wrong_check,
+)
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.formats.tar.scanner import TAR, TarScanner

@@ -18,8 +18,7 @@ from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.format import Format, ShardEntry
-from headrace.formats.index.file import Directory, check_block, read_directory, read_head
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import Directory, ShardIndex, check_block, read_directory, read_head
 from headrace.formats.limits import Limits
 from headrace.formats.pinned_object import for_each
 from headrace.types import Ints

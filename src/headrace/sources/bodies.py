@@ -16,7 +16,7 @@ from headrace._util.context import running_charge
 from headrace._util.reads import Reads, Version, crc32c_of
 from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, not_as_indexed
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames, misplaced

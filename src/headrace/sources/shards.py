@@ -25,7 +25,7 @@ from headrace.errors import ChecksumError, ObjectChangedError, OptionError, mask
 from headrace.fetch.coalescer import paid
 from headrace.formats.compression import Decompressor
 from headrace.formats.format import Format, ShardEntry, packing_of
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.opening import BLOCK, PLACE, ROW, Opener, SharedBlock, is_kept
 from headrace.formats.pinned_object import for_each

@@ -21,7 +21,7 @@ from headrace.errors import AccessDeniedError, FormatError, LimitError, ObjectMi
 from headrace.formats import tokens as layouts
 from headrace.formats.catalogues import split_path
 from headrace.formats.compression import kind_of
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits, check_bytes
 from headrace.formats.pinned_object import PinnedObject, for_each
 from headrace.formats.tokens import (

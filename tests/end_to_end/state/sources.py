@@ -23,7 +23,7 @@ import headrace as hr
 from headrace.fetch.stores import memory
 from headrace.formats.delimited import Csv
 from headrace.formats.format import Format
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import DEFAULTS
 from headrace.formats.lines import JSON_LINES
 from headrace.testing import FaultServer

@@ -19,8 +19,7 @@ from full.fuzz.dice import Dice
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, LimitError
 from headrace.formats.compression import Frames
-from headrace.formats.index.file import HEAD, MAGIC, VERSION, Directory, Entry, check_block, read_directory
-from headrace.formats.index.shard import MOST, ShardIndex
+from headrace.formats.index import HEAD, MAGIC, MOST, VERSION, Directory, Entry, ShardIndex, check_block, read_directory
 from headrace.indexes.building import index_of_one, read_journal, write_index
 
 WHAT = "s3://bucket/train.idx"

@@ -19,8 +19,7 @@ import zstandard
 from builders import arrows, energon, litdata, mds, parquet, tensor_files, tfrecords, token_files, videos
 from builders.arrays import saved
 from builders.seekable import in_frames
-from builders.tars import tar
-from builders.zips import zipped
+from builders.tars import tar, zipped
 
 import headrace as hr
 from headrace.formats.safetensors import SafeTensors

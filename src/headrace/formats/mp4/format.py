@@ -15,8 +15,7 @@ from headrace._util.reads import Reads, lasting
 from headrace.errors import FormatError, OptionError, StageError, masked
 from headrace.formats.compression import path_of
 from headrace.formats.format import Format, ShardEntry
-from headrace.formats.index.file import Entry
-from headrace.formats.index.shard import Arrays, ShardIndex, damage, pack_arrays
+from headrace.formats.index import Arrays, Entry, ShardIndex, damage, pack_arrays
 from headrace.formats.limits import Limits
 from headrace.formats.mp4.tables import (
     HEAD_BYTES,

@@ -25,7 +25,7 @@ from headrace._util.sample_ranges import Rows
 from headrace.errors import LimitError
 from headrace.formats.arrow_values import Arrow, TableRows, arrow_errors, kind_of, library
 from headrace.formats.format import Block, MemberRange, ShardEntry, keys_of, rows_of_blocks
-from headrace.formats.index.shard import ShardIndex
+from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.parquet.footer import (
     CODECS,
@@ -45,19 +45,21 @@ from headrace.formats.parquet.footer import (
     read_footer,
 )
 from headrace.formats.pinned_object import SeekableFile
-from headrace.formats.predicates import (
+from headrace.formats.tables import (
     ALL,
     NONE,
+    ListedTable,
+    TableFormat,
     Term,
     Where,
     check_kinds,
     columns_of,
+    constants_of,
     kept_rows,
     known,
     number_of,
     stored_type,
 )
-from headrace.formats.tables import ListedTable, TableFormat, constants_of
 from headrace.types import Buffer
 
 
