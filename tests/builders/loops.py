@@ -83,6 +83,11 @@ def assert_refused(
     assert field is None or caught.value.field == field
 
 
+def by_number(data: hr.Stream) -> hr.Stream:
+    """Return the samples, each read by its number."""
+    return data.sample(range(len(data)))
+
+
 def outcomes_of(loader: Any) -> list[Any]:
     got: list[Any] = []
     batches = iter(loader)

@@ -1,6 +1,9 @@
 """Data sets of numbers, and of samples that a function makes."""
 
+from __future__ import annotations
+
 import inspect
+import io
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -142,3 +145,13 @@ def located(order: Order, positions: Iterable[int] | None = None) -> list[list[i
     where = np.arange(order.count) if positions is None else np.array(list(positions), np.int64)
     found: list[list[int]] = np.stack(order.locate(where), axis=1).tolist()
     return found
+
+
+def saved(save: Callable[..., object], *values: Any, **named: Any) -> bytes:
+    """Arrays as written by `save` (np.save, np.savez or np.savez_compressed)."""
+    save(out := io.BytesIO(), *values, **named)
+    return out.getvalue()
+
+
+def npy(array: Any) -> bytes:
+    return saved(np.save, array)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from builders import videos
-from builders.arrays import npy, saved
+from builders.numbers import npy, saved
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 from PIL import Image
 from unit.decoding import SMOOTH, picture

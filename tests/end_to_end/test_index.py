@@ -8,12 +8,13 @@ import uuid
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from builders import loops
-from builders.loops import loaded
+from builders.loops import by_number, loaded
 from builders.tars import Fields, index_file, index_of_archive, number_of, numbered_samples, put_index, put_shards, tar
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -141,8 +142,8 @@ def test_any_sample_is_the_same_by_its_number(shards: list[list[tuple[int | None
     urls = put_drawn(shards)
     data = hr.stream(urls, index=put_index(urls, "drawn", crc=crc))
     expected = outcome(STEPS[step](hr.stream(urls, index=None)), {})
-    by_number = data.slice(0) if "keys" not in step else data
-    assert outcome(STEPS[step](by_number), {}) == expected
+    numbered = by_number(data) if "keys" not in step else data
+    assert outcome(STEPS[step](numbered), {}) == expected
     if step == "nothing" and expected:
         numbers = random.Random(2).choices(range(len(expected)), k=3)
         assert [data[n] for n in numbers] == [expected[n] for n in numbers]
@@ -316,7 +317,7 @@ ALL = list(range(TOTAL))
 BAD = 10  # a sample of the third shard
 
 Order = Callable[[hr.Stream], hr.Stream]
-ORDERS: dict[str, Order] = {"in order": lambda data: data, "by number": lambda data: data.slice(0)}
+ORDERS: dict[str, Order] = {"in order": lambda data: data, "by number": by_number}
 ALL_ORDERS = {**ORDERS, "window": lambda data: data.shuffle("window"), "global": lambda data: data.shuffle("global")}
 IN_ORDERS = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 
@@ -354,6 +355,35 @@ def test_a_flipped_bit_is_an_error_in_the_place_of_its_sample(
     assert isinstance(error, hr.errors.ChecksumError)
     assert (error.key, error.url) == (f"{BAD:06d}", shards[2])
     assert f"{BAD:06d}" in str(error) or f"key {BAD}" in "".join(error.__notes__)
+
+
+COMBINED: dict[str, Order] = {
+    "by number": by_number,
+    "concat": lambda data: data.concat(hr.from_map(range(3))),
+    "zip": lambda data: data.zip(data, hr.from_map(ALL)),
+    "mix": lambda data: hr.mix({"a": data, "b": data.concat(hr.from_map(range(9)))}, {"a": 2, "b": 1}),
+}
+
+
+@pytest.mark.parametrize("combine", COMBINED.values(), ids=COMBINED)
+def test_samples_of_local_files_are_read_together_and_verified(
+    shards: list[str], combine: Order, tmp_path: Path
+) -> None:
+    paths = [str(tmp_path / f"{k}.tar") for k in range(len(shards))]
+    index = put_index(shards)
+    expected = combine(hr.stream(shards, index=index).map(number_of))
+    data = combine(hr.stream(paths, index=index).map(number_of))
+    for damaged in ((), (BAD, BAD + 1)):
+        flip(shards, *damaged)
+        for path, url in zip(paths, shards, strict=True):
+            Path(path).write_bytes(asyncio.run(hr.read(url)))
+        got, wanted = outcomes(data), outcomes(expected)
+        assert [getattr(one, "key", one) for one in got] == [getattr(one, "key", one) for one in wanted]
+        assert sum(type(one) is hr.errors.ChecksumError for one in got) >= len(damaged)
+        with hr.DataLoader(data, batch_size=5, collate_fn=list) as loader:
+            assert damaged or sum(map(len, loader)) > loader.stats().fetch.requests
+    Path(paths[2]).write_bytes(b"")
+    assert any(isinstance(one, hr.errors.ObjectChangedError) for one in outcomes(data))
 
 
 @IN_ORDERS
@@ -454,8 +484,8 @@ def test_an_index_that_headers_contradict_is_an_error(checked: bool) -> None:
     exchanged = replace(index, rows=replace(index.rows, fields=index.rows.fields[::-1]))
     memory.put(url + ".hri", index_file([(url, exchanged)]))
     data = hr.stream(url, index=url + ".hri")
-    by_number = asyncio.run(got_by_number(data))
-    for got in (outcomes(data), outcomes(data.slice(0)), outcomes(data.shuffle("window")), by_number):
+    each = asyncio.run(got_by_number(data))
+    for got in (outcomes(data), outcomes(by_number(data)), outcomes(data.shuffle("window")), each):
         assert [type(one) for one in got] == [hr.errors.ObjectChangedError] * TOTAL
         assert all("was indexed: in front of '0000" in str(one) and one.key is not None for one in got)
 

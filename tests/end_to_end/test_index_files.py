@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders.loops import outcomes
+from builders.loops import by_number, outcomes
 from builders.numbers import Made, peak_of
 from builders.tars import index_of, index_of_archive, number_of, numbered_samples, put_index, put_shards, tar
 
@@ -188,7 +188,7 @@ def test_a_bad_block_is_an_error_in_the_place_of_its_shard(urls: list[str], orde
     index = put_file(broken(whole, len(whole) - len(blocks[3]) - len(blocks[2]) + 9))
     data = hr.stream(urls, index=index)
     assert len(data) == TOTAL
-    got = outcomes(data.slice(0) if order == "global" else data, batch_size=None)
+    got = outcomes(by_number(data) if order == "global" else data, batch_size=None)
     errors = [one for one in got if isinstance(one, hr.errors.FormatError)]
     assert "CRC-32" in str(errors[0])
     assert index in str(errors[0])
@@ -215,7 +215,7 @@ def test_shards_without_samples_or_bytes_are_no_error() -> None:
         memory.put(url, archive)
     data = hr.stream(urls, index=put_index(urls))
     assert len(data) == 2
-    for chosen in (data, data.slice(0), data.shuffle("window"), data.shuffle("global")):
+    for chosen in (data, by_number(data), data.shuffle("window"), data.shuffle("global")):
         assert sorted((sample["__key__"], len(sample)) for sample in chosen) == [("a", 3), ("b", 4)]
     with hr.DataLoader(data, batch_size=None) as loader:
         assert len(list(loader)) == 2

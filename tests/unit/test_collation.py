@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from builders.arrays import npy
+from builders.numbers import npy
 from builders.rows import laid_out
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import videos
-from builders.arrays import saved
-from builders.numbers import peak_of
+from builders.numbers import peak_of, saved
 from builders.tars import zipped
 from hypothesis import given
 from hypothesis import strategies as st

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from builders import energon, tfrecords
-from builders.arrays import saved
 from builders.energon import INFO, SPLIT
+from builders.numbers import saved
 from builders.stored import put, put_folder, rows
 from builders.tars import tar
 from builders.tensor_files import DTYPES, file_of, whole

@@ -32,7 +32,7 @@ from headrace.errors import (
     ShortReadError,
 )
 from headrace.fetch import Reader
-from headrace.fetch.coalescer import Requests, coalesce, member_requests
+from headrace.fetch.coalescer import coalesce, member_requests, span_of
 from headrace.fetch.range_request import RangeRequest
 from headrace.fetch.stores.local import LocalStore, _File, answer_from
 from headrace.fetch.threads import Threads
@@ -382,40 +382,32 @@ def chained(steps: Ranges) -> Ranges:
 
 RANGES = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 9)), max_size=15).map(chained)
 LONGEST = st.sampled_from([1, 4, 10, 20, 1000])
-BOUNDS = st.fixed_dictionaries(
-    {
-        "gap": st.integers(0, 8),
-        "waste": st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]),
-        "longest": LONGEST,
-    }
-)
+WASTE = st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0])
+BOUNDS = st.fixed_dictionaries({"gap": st.integers(0, 8), "waste": WASTE, "longest": LONGEST})
 
 
-def requests_for(ranges: Ranges, gap: int, waste: float, longest: int) -> Requests:
-    table = np.array(ranges, np.int64).reshape(-1, 2)
-    return coalesce(table[:, 0], table[:, 1], gap=gap, waste=waste, longest=longest)
+def requests_for(ranges: Ranges, **bounds: Any) -> Ranges:
+    return [span_of(ranges, group) for group in coalesce(ranges, **bounds)]
 
 
 @given(RANGES, BOUNDS)
 def test_requests_hold_every_range_whole_and_keep_every_bound(ranges: Ranges, bounds: dict[str, Any]) -> None:
-    starts, stops, number = requests_for(ranges, **bounds)
-    assert (np.diff(starts) > 0).all()
-    for k, (begin, end) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-        members = sorted(ranges[i] for i in np.flatnonzero(number == k))
+    groups, requests = coalesce(ranges, **bounds), requests_for(ranges, **bounds)
+    assert sorted(k for group in groups for k in group) == list(range(len(ranges)))
+    assert requests == sorted(requests)
+    for group, (begin, end) in zip(groups, requests, strict=True):
+        members = [ranges[k] for k in group]
+        assert (min(start for start, _ in members), max(stop for _, stop in members)) == (begin, end)
         wanted = {byte for start, stop in members for byte in range(start, stop)}
-        assert (min(wanted), max(wanted) + 1) == (begin, end)
         assert end - begin - len(wanted) <= bounds["waste"] * (end - begin)
         assert end - begin <= max(bounds["longest"], *(stop - start for start, stop in members))
         assert np.diff(sorted(wanted)).max(initial=1) <= bounds["gap"] + 1
-    assert [k == -1 for k in number] == [start == stop for start, stop in ranges]
 
 
 @given(RANGES, st.integers(0, 8), LONGEST)
 def test_coalesced_requests_are_stable(ranges: Ranges, gap: int, longest: int) -> None:
-    bounds: dict[str, Any] = {"gap": gap, "waste": 1.0, "longest": longest}
-    starts, stops, _ = requests_for(ranges, **bounds)
-    again = requests_for(list(zip(starts, stops, strict=True)), **bounds)
-    assert (again.starts.tolist(), again.stops.tolist()) == (starts.tolist(), stops.tolist())
+    requests = requests_for(ranges, gap=gap, longest=longest)
+    assert requests_for(requests, gap=gap, longest=longest) == requests
 
 
 @pytest.mark.parametrize(("is_wanted", "requests"), [
@@ -427,8 +419,7 @@ def test_rows_of_a_shard_are_one_stream_or_ranges_by_what_another_request_costs(
     is_wanted: Callable[[int], bool], requests: Ranges
 ) -> None:
     rows = [(row * 4000, row * 4000 + 4000) for row in range(1000) if is_wanted(row)]
-    starts, stops, _ = requests_for(rows, gap=100_000, waste=0.25, longest=2**40)
-    assert list(zip(starts.tolist(), stops.tolist(), strict=True)) == requests
+    assert requests_for(rows, gap=100_000, waste=0.25, longest=2**40) == requests
 
 
 BLOCK = 512

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import stored
-from builders.arrays import npy, saved
+from builders.numbers import npy, saved
 from builders.stored import ranges, rows
 from builders.tars import zipped
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 from headrace.errors import ObjectChangedError, not_as_listed
 from headrace.types import Buffer
+
+Ranges = Sequence[tuple[int, int]]
+"""Byte ranges [start, stop)."""
 
 
 class ReportedVersion(NamedTuple):

@@ -302,7 +302,7 @@ class KeySource(SampleSource):
 
     def open(self, io: EpochIO) -> Producer:
         data, session = self.data, LoopSession(self.data)
-        many = getattr(data, "aget_many", None)
+        many = self.many(io.wanted) or getattr(data, "aget_many", None)
         if not session.is_needed:
             return io.keys(data, data.aget if is_async(data.aget) else partial(awaited, data), many)
 

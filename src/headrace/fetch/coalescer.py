@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from headrace._util.context import Charges
-from headrace._util.reads import Span
+from headrace._util.reads import Ranges, Span
 from headrace._util.sample_ranges import Rows
 from headrace.errors import ObjectChangedError, StorageError
 from headrace.fetch.meter import UNWANTED_SHARE, Meter
@@ -30,37 +31,36 @@ class Requests(NamedTuple):
     number: Ints
 
 
-def coalesce(starts: Ints, stops: Ints, *, gap: int, waste: float, longest: int) -> Requests:
-    """Merge the wanted ranges [starts, stops), in any order, into requests. They may overlap.
+def coalesce(ranges: Ranges, *, gap: int, waste: float = 1.0, longest: float = math.inf) -> list[list[int]]:
+    """Group ranges, in any order, that one request reads. They may overlap. Returns their indices, by ascending start.
 
-    A wanted range joins the previous request if all bounds hold. It is never split: its bytes come from one answer, and
-    so from one version of the object. A million ranges take about 0.6 seconds.
+    A range joins the previous request if all bounds hold. It is never split: its bytes come from one answer, and so
+    from one version of the object.
 
     Args:
         gap: Unwanted bytes that cost no more than another request: at most latency times bandwidth.
         waste: Maximum share of unwanted bytes in a request.
-        longest: Maximum bytes of a request. Only a single wanted range may exceed it.
+        longest: Maximum bytes of a request. Only a single range may exceed it.
     """
-    order = np.lexsort((-stops, starts))  # longer ranges first, so that ranges inside them join
-    order = order[starts[order] < stops[order]]
-    firsts: list[int] = []  # where in `order` each request begins
-    ends: list[int] = []
+    groups: list[list[int]] = []
     begin = end = unwanted = 0
-    for k, (start, stop) in enumerate(zip(starts[order].tolist(), stops[order].tolist(), strict=True)):
-        hole = start - end if start > end else 0
-        farther = max(end, stop)
+    for k in sorted(range(len(ranges)), key=lambda k: (ranges[k][0], -ranges[k][1])):
+        start, stop = ranges[k]
+        hole, farther = max(0, start - end), max(end, stop)
         length = farther - begin
         fits = length <= longest or farther == end
-        if firsts and fits and hole <= gap and unwanted + hole <= waste * length:
-            unwanted += hole
-            ends[-1] = end = farther
+        if groups and fits and hole <= gap and unwanted + hole <= waste * length:
+            groups[-1].append(k)
+            end, unwanted = farther, unwanted + hole
         else:
+            groups.append([k])
             begin, end, unwanted = start, stop, 0
-            firsts.append(k)
-            ends.append(end)
-    number = np.full(len(starts), -1, np.int64)
-    number[order] = np.repeat(np.arange(len(firsts)), np.diff([*firsts, len(order)]))
-    return Requests(starts[order[firsts]], np.array(ends, np.int64), number)
+    return groups
+
+
+def span_of(ranges: Ranges, group: Sequence[int]) -> tuple[int, int]:
+    """Return start and stop of a request for a group of ranges."""
+    return ranges[group[0]][0], max(ranges[k][1] for k in group)
 
 
 def split(start: int, stop: int, part: int) -> list[tuple[int, int]]:
@@ -165,23 +165,15 @@ class Coalescer:
         return request.result(), request
 
     def _share(self, url: str, etag: str | None, turn: list[_WantedRange]) -> None:
-        starts, stops, number = coalesce(
-            np.array([wanted.start for wanted in turn]),
-            np.array([wanted.stop for wanted in turn]),
-            gap=self._options.gap_bytes,
-            waste=UNWANTED_SHARE,
-            longest=self._options.range_bytes,
-        )
-        by_request: dict[int, list[_WantedRange]] = {}
-        for wanted, k in zip(turn, number.tolist(), strict=True):
-            by_request.setdefault(k, []).append(wanted)
-        for k, sharers in by_request.items():
-            if len(sharers) > 1:
-                request = RangeRequest(url, int(starts[k]), int(stops[k]), etag=etag)
-                shared = _SharedRead(request, asyncio.create_task(self._fetch_data(request)), len(sharers))
-                for wanted in sharers:
-                    wanted.shared = shared
-                self._meter.coalesced += len(sharers) - 1
+        ranges = [(wanted.start, wanted.stop) for wanted in turn]
+        gap, longest = self._options.gap_bytes, self._options.range_bytes
+        for group in coalesce(ranges, gap=gap, waste=UNWANTED_SHARE, longest=longest):
+            if len(group) > 1:
+                request = RangeRequest(url, *span_of(ranges, group), etag=etag)
+                shared = _SharedRead(request, asyncio.create_task(self._fetch_data(request)), len(group))
+                for k in group:
+                    turn[k].shared = shared
+                self._meter.coalesced += len(group) - 1
 
     async def _read_long(
         self, url: str, start: int, stop: int | None, charge: Charges | None, etag: str | None

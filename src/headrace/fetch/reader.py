@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace._util import check
 from headrace._util.context import Charges, running_charge
-from headrace._util.reads import Check, Span, Version
+from headrace._util.reads import Check, Ranges, Span, Version
 from headrace.errors import (
     BadResponseError,
     ChecksumError,
@@ -151,32 +151,34 @@ class Reader:
             charge = None
         raise _wrong_bytes(url, start, stop)
 
-    async def read_each(self, url: str, ranges: Sequence[tuple[int, int]], *, version: Version) -> list[bytes]:
-        """Return the bytes of each range [start, stop) of a local file, which is opened once.
+    async def read_each(self, files: Sequence[tuple[str, Version, Ranges]]) -> list[list[bytes]]:
+        """Return the bytes of the ranges of each local file, by one call in a thread.
 
         Nothing is repeated. After an error `read` of each range repeats it, or raises the final error.
 
         Raises:
-            StorageError, OSError, TimeoutError: the file has another version, or lacks some of the bytes.
+            StorageError, OSError, TimeoutError: a file has another version, or lacks some of the bytes.
         """
         from headrace.fetch.stores.local import LocalStore
 
         self._check_open()
-        store, path = self._stores.of(url)
+        store = self._stores.of(files[0][0])[0]
         assert isinstance(store, LocalStore)
-        total = sum(stop - start for start, stop in ranges)
-        await paid(running_charge.get(), total)
+        totals = [sum(stop - start for start, stop in ranges) for _, _, ranges in files]
+        await paid(running_charge.get(), sum(totals))
+        reads = [(self._stores.of(url)[1], version.etag, ranges) for url, version, ranges in files]
         self.meter.begin(self._clock())
         try:
             async with asyncio.timeout(self.options.total_timeout_s):
-                size, bodies = await store.get_each(path, ranges, if_match=version.etag)
+                answers = await store.get_each(reads)
         finally:
             self.meter.end(self._clock())
-        received = sum(map(len, bodies))
-        self.meter.bytes += received
-        if received < total or version.size not in (None, size):
-            raise ShortReadError(f"the file has {size} bytes, and {received} of {total} wanted ones", url=url)
-        return bodies
+        for (url, version, _), total, (size, bodies) in zip(files, totals, answers, strict=True):
+            received = sum(map(len, bodies))
+            self.meter.bytes += received
+            if received < total or version.size not in (None, size):
+                raise ShortReadError(f"the file has {size} bytes, and {received} of {total} wanted ones", url=url)
+        return [bodies for _, bodies in answers]
 
     async def read_into(
         self,

@@ -38,11 +38,7 @@ _REGULAR = (b"0", b"\0", b"7")
 
 
 class Energon(Format):
-    """A folder with `.nv-meta`, or single shards with a `.tar.idx` next to them.
-
-    Args:
-        split: Name of the split.
-    """
+    """A folder with `.nv-meta`, or single shards with a `.tar.idx` next to them. `split`: Name of the split."""
 
     name = "energon"
     suffixes = ()

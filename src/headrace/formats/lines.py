@@ -169,11 +169,8 @@ class LineScanner(SuccessiveScanner):
 
 _NONE = object()
 _SHOWN = 12
-_DIGITS = 19  # digits of the first integer beyond 63 bits
-_WORD = 8  # bytes; so many digits contain at least one aligned word
-_BEHIND = np.arange(_WORD, _DIGITS)  # offsets of the bytes after a word
-_HIGH, _DIGIT = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)
-_EDGE = b"\n" * 3 * _WORD
+_LONG = b"0" * 19  # digits of the first integer beyond 63 bits
+_KINDS = bytes(ord("0") if chr(code) in "0123456789" else ord(" ") for code in range(256))  # digits, and others
 _orjson = partial(if_installed, "orjson")  # part of the extra "fast"
 
 
@@ -201,9 +198,7 @@ def _loads_fast(texts: Sequence[bytes]) -> list[object]:
         values: list[object] = list(map(orjson.loads, texts))
     except orjson.JSONDecodeError:
         values = list(map(_taken, texts))
-    for k in _with_long_numbers(texts):
-        values[k] = _NONE
-    return values
+    return [_NONE if _has_long_integer(text) else value for text, value in zip(texts, values, strict=True)]
 
 
 def _taken(text: bytes) -> object:
@@ -214,28 +209,15 @@ def _taken(text: bytes) -> object:
         return _NONE
 
 
-def _with_long_numbers(texts: Sequence[bytes]) -> list[int]:
-    """Find texts with 19 digits (or ":" to "?") in a row that follow no decimal point."""
-    joined = b"".join([_EDGE, b"\n".join(texts), _EDGE])
-    words = np.frombuffer(joined, np.uint64, len(joined) // _WORD) & _HIGH
-    full = words == _DIGIT
-    at = np.flatnonzero(full)
-    # The first full word of each run of digits that four more digits follow: runs of 12 to 19 digits have one.
-    at = at[(words.view(np.uint32)[2 * at + 2] == _DIGIT.astype(np.uint32)) & ~full[at - 1]]
-    if not len(at):
-        return []
-    data = np.frombuffer(joined, np.uint8)
-    others = (words[at - 1] ^ _DIGIT).astype(np.float64)  # the highest nonzero byte is the last non-digit before
-    first = _WORD * (at - 1) + (np.frexp(others)[1] - 1) // _WORD + 1
-    is_whole = data[first - 1] != ord(".")
-    if not is_whole.any():
-        return []
-    at, first = at[is_whole], first[is_whole]
-    behind = (data[_WORD * at[:, None] + _BEHIND] & 0xF0) == ord("0")
-    long = first[_WORD * at - first + np.logical_and.accumulate(behind, 1).sum(1) >= _DIGITS - _WORD]
-    starts = len(_EDGE) + np.cumsum([0, *map(len, texts)]) + np.arange(len(texts) + 1)
-    found: list[int] = np.unique(np.searchsorted(starts, long, "right") - 1).tolist()
-    return found
+def _has_long_integer(text: bytes) -> bool:
+    """True if some text has 19 digits in a row that follow no decimal point."""
+    kinds = text.translate(_KINDS)
+    at = kinds.find(_LONG)
+    while at >= 0:
+        if text[at - 1 : at] != b".":
+            return True
+        at = kinds.find(_LONG, kinds.find(b" ", at))
+    return False
 
 
 class JsonLineScanner(LineScanner):

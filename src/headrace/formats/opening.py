@@ -31,7 +31,7 @@ Members = Collection[tuple[str, bytes]]
 """(name, bytes) of members. Names may repeat in a block."""
 
 _HELD_BYTES = 512 * 2**20  # of blocks: the larger of encoded and reported size
-_ABOUT = frozenset(("__key__", "__url__", PLACE))
+ABOUT = frozenset(("__key__", "__url__", PLACE))
 _TOGETHER_MOST_BYTES = 2 * 2**20  # of rows of a block that are decoded together
 
 
@@ -111,7 +111,7 @@ class Opener:
         place = sample.get(PLACE)
         try:
             if shared is None:
-                members = [(name, body) for name, body in sample.items() if name not in _ABOUT]
+                members = [(name, body) for name, body in sample.items() if name not in ABOUT]
                 fields = self._open(url, members)[0]
             else:
                 fields = self._rows(url, shared)[sample[ROW]]

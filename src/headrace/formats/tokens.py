@@ -20,6 +20,7 @@ from headrace.formats.decoders import Column, Columns, npy_header
 from headrace.formats.format import Format, keys_of, rows_of_members
 from headrace.formats.json_values import as_count, as_object, as_texts
 from headrace.formats.litdata.format import said_by, vector_dtype
+from headrace.formats.opening import ABOUT
 from headrace.types import Buffer, Ints
 
 Tokens = NDArray[np.integer]
@@ -375,9 +376,6 @@ def rows_with_documents(file: TokenFile, numbers: Ints, begins: Ints, ends: Ints
     )
 
 
-_SOURCE = ("__key__", "__url__")
-
-
 class TokenFormat(Format):
     """A name for files of tokens. `hr.tokens` reads them, as windows do not depend on the files."""
 
@@ -398,7 +396,7 @@ class TokenOpener:
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the sample: its tokens, which own their memory, and the document number of each."""
-        names = [name for name in sample if name not in _SOURCE]
+        names = [name for name in sample if name not in ABOUT]
         bodies = [sample[name] for name in names]
         dtype, native = _dtype(names[0])
         whole = bodies[0] if len(bodies) == 1 else b"".join(bodies)

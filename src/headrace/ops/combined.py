@@ -18,9 +18,10 @@ from headrace._util import check
 from headrace._util.reads import Opens
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.operators import Operators
-from headrace.dataset.source import KeepsKey, SampleSource, SourceOrders, Traits, Wanted, forwarded
+from headrace.dataset.source import KeepsKey, ReadsMany, SampleSource, SourceOrders, Traits, Wanted, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import masked
+from headrace.formats.format import Format
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
 from headrace.ops.operator import EachSample, with_source
@@ -316,15 +317,33 @@ class InputsDataset(AsyncDataset):
         objects = (one for source in sources for one in source.objects)
         return next((one.storage_options for one in (*objects, *sources) if one.has_store), None)
 
+    def _keys_of(self, number: int) -> Sequence[object] | None:
+        """Return the keys of an input. None: they are its numbers."""
+        source = self.spec.sources[number]
+        if not (source.traits.sharded or source.traits.by_number) and self._keys[number] is None:
+            self._keys[number] = source.data.keys()
+        return self._keys[number]
+
+    @functools.cached_property
+    def each_many(self) -> list[ReadsMany | None]:
+        both = zip(self.spec.sources, self.spec.pipelines, self._first_steps, strict=True)
+        return [None if steps else source.many(pipeline.wanted) for source, pipeline, steps in both]
+
+    async def get_many(self, keys: Sequence[int]) -> Sequence[object]:
+        """Return several samples, see `SampleSource.many`."""
+        raise NotImplementedError
+
+    async def got_many(self, number: int, at: Sequence[int]) -> Sequence[object]:
+        many, keys = self.each_many[number], self._keys_of(number)
+        assert many is not None
+        return await many(at if keys is None else [keys[k] for k in at])
+
     async def got(self, number: int, at: int) -> object:
         """Read sample `at` of input `number`, through the leading coroutine functions."""
         source, text = self.spec.sources[number], self.spec.labels[number]
         inside: object = at
         try:
-            if not (source.traits.sharded or source.traits.by_number):
-                keys = self._keys[number]
-                if keys is None:
-                    keys = self._keys[number] = source.data.keys()
+            if (keys := self._keys_of(number)) is not None:
                 inside = keys[at]
                 text += f", key {inside!r:.200}"
             sample = await source.at(inside, self.spec.pipelines[number].wanted)
@@ -380,7 +399,18 @@ class CombinedDataset(InputsDataset):
     async def aget(self, key: int) -> object:
         key = range(len(self))[key]
         number = bisect.bisect_right(self._firsts, key) - 1
-        sample = await self.got(number, key - self._firsts[number])
+        return self._with_input(number, await self.got(number, key - self._firsts[number]))
+
+    async def get_many(self, keys: Sequence[int]) -> Sequence[object]:
+        samples, inputs = list[object](keys), [bisect.bisect_right(self._firsts, key) - 1 for key in keys]
+        for number in sorted(set(inputs)):
+            places = [place for place, one in enumerate(inputs) if one == number]
+            at = [keys[place] - self._firsts[number] for place in places]
+            for place, sample in zip(places, await self.got_many(number, at), strict=True):
+                samples[place] = self._with_input(number, sample)
+        return samples
+
+    def _with_input(self, number: int, sample: object) -> object:
         if not self._is_done:
             return number, sample
         return with_source(sample, self.spec.names[number]) if self.spec.adds_names else sample
@@ -421,6 +451,9 @@ class CombinedShards(IndexedShards):
         source, first = self._source_of(ordinal)
         number -= int(self.index.starts[first])
         return await source.get(number, self._wanted(ordinal) if wanted is None else wanted)
+
+    def format_of(self, ordinal: int) -> Format:
+        return self._source_of(ordinal)[0].format
 
     def _source_of(self, ordinal: int) -> tuple[IndexedShards, int]:
         """Return the input of a shard, which knows the sample ranges, and the input's first shard."""
@@ -542,6 +575,9 @@ class CombinedKeySource(CombinedSource, KeySource):
 
     async def at(self, key: Any, wanted: Wanted | None) -> object:
         return await self.data.aget(key)
+
+    def many(self, wanted: Wanted | None) -> ReadsMany | None:
+        return None if None in self.data.each_many else self.data.get_many
 
 
 class CombinedShardSource(CombinedSource, IndexedShardSource):

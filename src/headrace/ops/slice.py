@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace._util import check
 from headrace.ops.operator import PassOperator
-from headrace.order.orders import ENDLESS, ComputedOrder, FirstOf, Order
-from headrace.types import Ints
+from headrace.order.orders import ENDLESS, FirstOf, Order, StretchOrder
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ class Stretch(PassOperator):
         return len(self.numbers(count))
 
     def apply(self, order: Order, key: tuple[int, ...]) -> Order:
-        numbers = self.numbers(order.count)
-        return ComputedOrder(order, len(numbers), partial(_at, numbers.start, numbers.step))
+        return StretchOrder(order, self.numbers(order.count))
 
 
 def take(n: int) -> Take:
@@ -95,10 +93,6 @@ def shard(index: int, count: int) -> Stretch:
 
 def _is_in(numbers: range, numbered: tuple[int, object]) -> bool:
     return numbered[0] in numbers
-
-
-def _at(start: int, step: int, positions: Ints) -> Ints:
-    return start + step * positions
 
 
 def _slice(start: int, stop: int | None, step: int, count: int) -> range:

@@ -181,6 +181,10 @@ class ZipDataset(InputsDataset):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # no task outlives this call
 
+    async def get_many(self, keys: Sequence[int]) -> Sequence[object]:
+        numbers = zip(*map(self.spec.numbers_of, keys), strict=True)
+        return list(zip(*[await self.got_many(k, at) for k, at in enumerate(numbers)], strict=True))
+
     async def _of_its_own(self, number: int, at: int) -> object:
         """Return a sample of one input, with a random key of its own."""
         running = running_sample.get()

@@ -132,6 +132,18 @@ class ChosenOrder(ComputedOrder):
         super().__init__(inner, len(chosen), partial(np.take, chosen))
 
 
+class StretchOrder(ComputedOrder):
+    """The samples at a range of positions of another order, whose windows they keep."""
+
+    def __init__(self, inner: Order, chosen: range) -> None:
+        super().__init__(inner, len(chosen), lambda positions: chosen.start + chosen.step * positions)
+        self._start, self._step = chosen.start, chosen.step
+
+    def window_end(self, position: int) -> int:
+        end = self._inner.window_end(self._start + self._step * position)
+        return -((self._start - end) // self._step)
+
+
 class FirstOf:
     def __init__(self, inner: Order, count: int) -> None:
         self._inner, self.count, self.lanes = inner, min(count, inner.count), inner.lanes

@@ -279,8 +279,10 @@ class Pipeline:
         shuffle = self.order.shuffle
         if shuffle is not None and (shuffle.by == "global" or not self.order.is_shuffled_first):
             return True
-        # Rows of packed batches jump between documents, so compression frames must be located.
-        return self.order.by_numbers is not None or (self.packing is not None and self.source.is_compressed)
+        if self.source.is_compressed:
+            # Rows of packed batches jump between documents, so compression frames must be located.
+            return self.order.by_numbers is not None or self.packing is not None
+        return any(one.needs_numbers and not one.is_ascending for one in self.order.one_pass)
 
     @property
     def without_numbers(self) -> str | None:

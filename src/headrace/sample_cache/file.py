@@ -176,11 +176,7 @@ class MemoryPlace:
         except BaseException:
             os.close(fd)
             raise
-        return SampleFile(fd, identity, count, partial(_fixed_room, most))
-
-
-def _fixed_room(most: int, nbytes: int) -> int:  # noqa: ARG001
-    return most
+        return SampleFile(fd, identity, count, lambda _: most)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -13,14 +13,20 @@ import anyio.to_thread
 import numpy as np
 
 from headrace._util.context import running_charge
-from headrace._util.reads import Reads, Version, crc32c_of
+from headrace._util.reads import Ranges, Reads, Version, crc32c_of
+from headrace._util.sample_ranges import Rows
 from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, not_as_indexed
+from headrace.fetch.coalescer import coalesce, span_of
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
 from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames, misplaced
+from headrace.readers.indexed_shards import Checker, Members
 from headrace.types import Buffer
+
+if TYPE_CHECKING:
+    from headrace.fetch.reader import Reader
 
 FROM_ITS_START = (
     "can only be unpacked from its start: read it in order, shuffle it by='window' without .pack(), or repack the "
@@ -168,17 +174,13 @@ async def bodies_at(
     url, shard = where.url, where.shard
     if shard.frames is not None or where.packing is not None:
         return await _unpacked_bodies(reader, where, places, crc, names)
-    groups: list[list[int]] = []
-    for k, (at, _) in enumerate(places):
-        if groups and at - sum(places[groups[-1][-1]]) <= _GAP_BYTES:
-            groups[-1].append(k)
-        else:
-            groups.append([k])
+    own = [(at, at + size) for at, size in places]
+    groups = coalesce(own, gap=_GAP_BYTES)
     bodies: list[bytes] = [b""] * len(places)
 
     async def read(group: list[int]) -> None:
-        begin, end = places[group[0]][0], sum(places[group[-1]])
-        inside = [(k, places[k][0] - begin, sum(places[k]) - begin) for k in group]
+        begin, end = span_of(own, group)
+        inside = [(k, own[k][0] - begin, own[k][1] - begin) for k in group]
         why: list[str | None] = []
 
         def is_right(data: Buffer) -> bool:
@@ -199,6 +201,30 @@ async def bodies_at(
     else:
         await for_each(len(groups), lambda k: read(groups[k]))
     return bodies
+
+
+async def bodies_of_files(reader: Reader, files: Sequence[tuple[str, Members]]) -> list[list[bytes]]:
+    """Read and verify members of local, uncompressed shards, by one call in a thread. Nothing is repeated."""
+    own = [_ranges_of(members.rows) for _, members in files]
+    groups = [coalesce(ranges, gap=_GAP_BYTES) for ranges in own]
+    spans = [[span_of(ranges, group) for group in some] for ranges, some in zip(own, groups, strict=True)]
+    read = await reader.read_each([(url, m.version, some) for (url, m), some in zip(files, spans, strict=True)])
+    bodies = [[b""] * len(ranges) for ranges in own]
+    for k, (url, members) in enumerate(files):
+        for group, (begin, _), data in zip(groups[k], spans[k], read[k], strict=True):
+            if members.crc is not None or members.has_headers:
+                checker = Checker(url, members, np.array(group))
+                checker.feed(memoryview(data), begin, True)
+                if checker.wrong:
+                    raise ChecksumError("the bytes differ from the index", url=url)
+            for member in group:
+                start, stop = own[k][member]
+                bodies[k][member] = data[start - begin : stop - begin]
+    return bodies
+
+
+def _ranges_of(rows: Rows) -> Ranges:
+    return list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True))
 
 
 def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: MemberNames) -> str | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,10 +18,10 @@ from numpy.typing import NDArray
 from headrace._util import check
 from headrace._util.context import running_charge, running_reader
 from headrace._util.reads import Version
-from headrace._util.sample_ranges import BLOCK_READS, Rows, Scanner
+from headrace._util.sample_ranges import BLOCK_READS, Rows, Scanner, texts_of
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
 from headrace.dataset.compact import packed
-from headrace.dataset.source import KeepsKey, SampleSource, StoredSource, Traits, Wanted, blocking, forwarded
+from headrace.dataset.source import KeepsKey, ReadsMany, SampleSource, StoredSource, Traits, Wanted, blocking, forwarded
 from headrace.dataset.stream import Stream
 from headrace.errors import ChecksumError, ObjectChangedError, OptionError, masked
 from headrace.fetch.coalescer import paid
@@ -37,7 +39,7 @@ from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
 from headrace.readers.sequential import Expected
-from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, version_of
+from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, bodies_of_files, version_of
 from headrace.sources.discovery import Place, expand
 from headrace.sources.entries import Facts, shown, version_at
 from headrace.sources.reading import Options, OwnReaders, is_file, number_of
@@ -74,13 +76,7 @@ class Shards:
 
 @dataclass(eq=False, repr=False)
 class IndexedShards(AsyncDataset):
-    """Samples of shards by number, each read by one request for its members, and verified.
-
-    Attributes:
-        get_many: Reads samples of local files together, if that takes less time.
-    """
-
-    get_many: ClassVar[Any] = None
+    """Samples of shards by number, each read by one request for its members, and verified."""
 
     urls: Sequence[str]
     index: Index
@@ -211,6 +207,26 @@ class IndexedShards(AsyncDataset):
             raise
         return {**sample, BLOCK: found, ROW: int(rows.row[row])}
 
+    async def get_many(self, numbers: Sequence[int], wanted: Wanted | None = None) -> list[dict[str, object]]:
+        """Return samples of local, uncompressed shards without blocks; see `ReadsMany`."""
+        starts, by_shard = self.index.starts.data, dict[int, set[int]]()  # few: arrays would take longer
+        for number in numbers:
+            by_shard.setdefault(bisect_right(starts, number) - 1, set()).add(number)
+        visits = [(shard, sorted(some)) for shard, some in by_shard.items()]
+        files = [(self.urls[k], await self.members(k, np.array(some) - starts[k], wanted)) for k, some in visits]
+        samples: dict[int, dict[str, object]] = {}
+        read = await bodies_of_files(current_reader(), files)
+        for (ordinal, some), (url, members), bodies in zip(visits, files, read, strict=True):
+            rows, name, is_placed = members.rows, masked(url), not self.format_of(ordinal).fields_are_members
+            names, offsets = [rows.fields[k] for k in rows.field.tolist()], rows.offset.tolist()
+            of_samples = pairwise(rows.starts.tolist())
+            for number, key, (begin, end) in zip(some, texts_of(rows.keys), of_samples, strict=True):
+                sample = samples[number] = {"__key__": key, "__url__": name}
+                if is_placed and begin < end:
+                    sample[PLACE] = offsets[begin]
+                sample.update(zip(names[begin:end], bodies[begin:end], strict=True))
+        return [samples[number].copy() for number in numbers]
+
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Return the locations of some samples of a shard, by row, with the wanted members."""
         shard = await self.index.shard(current_reader(), ordinal)
@@ -221,6 +237,9 @@ class IndexedShards(AsyncDataset):
         if wanted is not None and not (mask := _wanted_members(rows, wanted)).all():
             rows, crc = rows.only(mask), None if crc is None else crc[mask]
         return Members(rows, crc, shard.size, version_of(shard), self._has_headers(shard))
+
+    def format_of(self, ordinal: int) -> Format:
+        return self.format
 
     def _has_headers(self, shard: ShardIndex) -> bool:
         return shard.has_names and self.format.name == TAR.name
@@ -313,6 +332,11 @@ class IndexedShardSource(_Sharded, KeySource):
     async def aget(self, key: Any, wanted: Wanted | None = None) -> object:
         return await self.data.aget(key, wanted)
 
+    def many(self, wanted: Wanted | None) -> ReadsMany | None:
+        if self.is_compressed or self.data.blocks is not None or not all(map(is_file, self.urls)):
+            return None
+        return partial(self.data.get_many, wanted=wanted)
+
     def divides(self) -> bool:
         return not self.is_compressed
 
@@ -324,9 +348,8 @@ class IndexedShardSource(_Sharded, KeySource):
 
     def open(self, io: EpochIO) -> Producer:
         if io.is_planned and io.is_by_number:
-            many = self.data.get_many if all(map(is_file, self.urls)) else None
             get = self.data.get_scattered if io.is_scattered and self.is_compressed else self.data.get
-            return io.keys(self.data, partial(get, wanted=io.wanted), many)
+            return io.keys(self.data, partial(get, wanted=io.wanted), self.many(io.wanted))
         if io.is_planned:
             return io.ranges(partial(self.data.members, wanted=io.wanted))
         return io.shards(*_ways(self.data), self.data.expected)

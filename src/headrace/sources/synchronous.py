@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio.to_thread
 
 from headrace._util import check
 from headrace._util.context import running_reader
-from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, RanksBy
+from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, KeySource, RanksBy
+from headrace.dataset.source import ReadsMany, SampleSource, Wanted
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.operator import EachSample
@@ -37,12 +38,26 @@ class FromMap(AsyncDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __sample_source__(self) -> SampleSource:
+        return MapSource(self)
+
     async def aget(self, key: object) -> object:
         if self._gate is None:
             return key
         sample, taken = await self._gate.call(self.dataset.__getitem__, key)
         _count(self.dataset, "__getitem__", taken)
         return sample
+
+
+async def _themselves(keys: Sequence[object]) -> Sequence[object]:
+    return keys
+
+
+class MapSource(KeySource):
+    data: FromMap
+
+    def many(self, wanted: Wanted | None) -> ReadsMany | None:
+        return _themselves if self.data.threads is None else None
 
 
 def from_map(dataset: Any, *, threads: int | None = None) -> Stream:

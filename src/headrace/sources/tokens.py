@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -522,23 +521,6 @@ class TokenShards(IndexedShards):
         places = list(zip(rows.offset.tolist(), rows.size.tolist(), strict=True))
         bodies = await bodies_at(current_reader(), Where(url, shard, self.limits), places, [None] * len(places))
         return {"__key__": str(row), "__url__": masked(url), **dict(zip(rows.fields, bodies, strict=True))}
-
-    async def get_many(self, numbers: Sequence[int]) -> list[dict[str, object]]:
-        chosen, starts = np.array(numbers), self.index.starts
-        samples: list[dict[str, object]] = [{} for _ in numbers]
-        ordinals = np.searchsorted(starts, chosen, side="right") - 1
-        for ordinal in np.unique(ordinals).tolist():
-            these, url = np.flatnonzero(ordinals == ordinal), self.urls[ordinal]
-            keys = chosen[these] - starts[ordinal]
-            shard = self.table(ordinal).shard(keys)
-            rows, name = shard.rows, masked(url)
-            ranges = list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True))
-            bodies = await current_reader().read_each(url, ranges, version=version_of(shard))
-            of_sample = pairwise(rows.starts.tolist())
-            for k, key, (begin, end) in zip(these.tolist(), keys.tolist(), of_sample, strict=True):
-                members = dict(zip(rows.fields, bodies[begin:end], strict=False))  # the longest sample has all fields
-                samples[k] = {"__key__": str(key), "__url__": name, **members}
-        return samples
 
     def lengths(self) -> Ints:
         len(self)  # opens the files

@@ -169,7 +169,8 @@ def runs(chain: Chain, order: TaskMessage, inputs: Inputs, busy: dict[str, float
     parts = order.parts
     first = chain.steps[0] if chain.steps and not order.one_by_one else None
     if any(not part.shares_blocks and part.has_large for part in parts):
-        yield 0, map(_unheld, inputs.samples(parts, busy))
+        samples = inputs.samples(parts, busy)
+        yield 0, (_Large(one) if isinstance(one, dict) else one for one in samples)  # failures stay as they are
         return
     for part in parts:
         opens = None if first is None else first.open_rows if part.shares_blocks else first.open_many
@@ -226,7 +227,3 @@ class _Large(Placeholder):
     def take(self) -> tuple[object, object]:
         sample, self._sample = self._sample, {}
         return sample, {name: sample.get(name) for name in ("__key__", "__url__")}
-
-
-def _unheld(sample: object) -> object:
-    return _Large(sample) if isinstance(sample, dict) else sample  # failures stay as they are

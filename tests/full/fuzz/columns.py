@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from builders.arrays import npy
+from builders.numbers import npy
 from builders.rows import laid_out
 from full.fuzz.dice import Dice, edited
 

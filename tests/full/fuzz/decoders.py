@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from builders.arrays import npy, saved
+from builders.numbers import npy, saved
 from full.fuzz.dice import Dice
 from PIL import Image
 

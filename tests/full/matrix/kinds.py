@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 import zstandard
 from builders import arrows, energon, litdata, mds, parquet, tensor_files, tfrecords, token_files, videos
-from builders.arrays import saved
+from builders.numbers import saved
 from builders.seekable import in_frames
 from builders.tars import tar, zipped
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from headrace._util.reads import check_match, clamped
+from headrace._util.reads import Ranges, check_match, clamped
 from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError, StorageError, masked
 from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer, Listed
@@ -41,11 +41,9 @@ class LocalStore:
         """
         return await answer_from(self._threads, _File(path).open, start, stop, if_match)
 
-    async def get_each(
-        self, path: str, ranges: Sequence[tuple[int, int]], *, if_match: str | None = None
-    ) -> tuple[int, list[bytes]]:
-        """Return the size of the file and the bytes of each range, by one call in a thread."""
-        return await self._threads.call(_read_each, _File(path).open, ranges, if_match)
+    async def get_each(self, files: Sequence[tuple[str, str | None, Ranges]]) -> list[tuple[int, list[bytes]]]:
+        """Return the size of each file, with a path and a version, and the bytes of its ranges."""
+        return await self._threads.call(lambda: [_read(*one) for one in files])
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
         folders: list[tuple[str, tuple[tuple[int, int], ...]]] = [(prefix, ())]
@@ -79,8 +77,8 @@ def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None)
         os.close(descriptor)
 
 
-def _read_each(opened: OpenFile, ranges: Sequence[tuple[int, int]], if_match: str | None) -> tuple[int, list[bytes]]:
-    descriptor, size, _ = opened(if_match)
+def _read(path: str, if_match: str | None, ranges: Ranges) -> tuple[int, list[bytes]]:
+    descriptor, size, _ = _File(path).open(if_match)
     try:
         for start, stop in ranges if hasattr(os, "posix_fadvise") else ():  # then a disk serves all of them at once
             os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)

@@ -35,11 +35,7 @@ _VARINT_BYTES_MOST = 10
 
 
 class ThriftReader:
-    """Reads structs from untrusted bytes. Damage raises a ValueError.
-
-    Attributes:
-        at: Position of the next byte.
-    """
+    """Reads structs from untrusted bytes. Damage raises a ValueError. `at`: Position of the next byte."""
 
     def __init__(self, data: Buffer) -> None:
         self._data, self.at = data, 0
