@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import anyio.to_thread
 import pytest
 import torch
-from builders.loops import lists, resumed_anywhere
+from builders.loops import lists, outcomes, resumed_anywhere
 
 import headrace as hr
 
@@ -49,6 +50,23 @@ def test_iterable_is_resumed_if_it_has_states() -> None:
         assert next(iter(loader)).tolist() == [0, 1, 2, 3]
         with pytest.raises(hr.OptionError, match="state"):
             loader.state_dict()
+
+
+def drawn() -> Iterator[float]:
+    for _ in range(100):
+        yield float(hr.rng().random())
+    raise ValueError("too many")
+
+
+def test_quick_samples_are_read_together_and_draw_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, run_sync = list[object](), anyio.to_thread.run_sync
+    monkeypatch.setattr(anyio.to_thread, "run_sync", lambda *args: calls.append(args) or run_sync(*args))
+    data = hr.from_iterable(drawn).map(float)
+    one, several = (outcomes(data, batch_size=size, collate_fn=list, seed=1) for size in (1, 20))
+    assert len(calls) < 100 + 20
+    assert [number for batch in one[:-1] for number in batch] == [number for batch in several[:-1] for number in batch]
+    assert len(set(map(str, one))) == 101
+    assert str(one[-1]) == str(several[-1]) == "too many"
 
 
 def lines() -> Iterator[int]:

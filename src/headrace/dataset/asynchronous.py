@@ -16,7 +16,7 @@ from headrace._util import check
 from headrace._util.functions import is_async
 from headrace._util.reads import Opens
 from headrace.dataset.operators import Operators
-from headrace.dataset.source import SampleSource, Traits, Wanted, blocking, forwarded
+from headrace.dataset.source import ReadsMany, SampleSource, Traits, Wanted, blocking, forwarded
 from headrace.dataset.stream import Stream
 from headrace.ops.operator import Operator
 from headrace.torch_compat.tracebacks import trimming
@@ -300,18 +300,16 @@ class KeySource(SampleSource):
     async def aget(self, key: object, wanted: Wanted | None = None) -> object:
         return await awaited(LoopSession(self.data).data, key)
 
+    def many(self, wanted: Wanted | None) -> ReadsMany | None:
+        is_ours = type(self.data).__module__.startswith("headrace.")
+        return getattr(self.data, "get_many", None) if is_ours else None
+
     def open(self, io: EpochIO) -> Producer:
-        data, session = self.data, LoopSession(self.data)
-        many = self.many(io.wanted) or getattr(data, "aget_many", None)
+        data, session = self.data, LoopSession[Any](self.data)
+        many = self.many(io.pipeline.wanted) or getattr(data, "aget_many", None)
         if not session.is_needed:
             return io.keys(data, data.aget if is_async(data.aget) else partial(awaited, data), many)
-
-        async def aget_many(keys: Sequence[object]) -> Sequence[object]:
-            opened: Any = session.data
-            samples: Sequence[object] = await opened.aget_many(keys)
-            return samples
-
-        return io.keys(data, self.aget, None if many is None else aget_many)
+        return io.keys(data, self.aget, many and (lambda keys: session.data.aget_many(keys)))  # noqa: PLW0108
 
 
 class IterSource(SampleSource):

@@ -44,6 +44,7 @@ Parts = Callable[[Ints, Ints, Ints], Awaitable[Sequence[object]]]
 
 
 ReadsMany = Callable[[Sequence[Any]], Awaitable[Sequence[object]]]
+"""Reads samples, and draws no random numbers. After an error each is read alone."""
 
 
 class HasKeys(Protocol):
@@ -236,10 +237,7 @@ class SampleSource(ABC):
         return await self.aget(key, wanted)
 
     def many(self, wanted: Wanted | None) -> ReadsMany | None:
-        """Function that reads several samples, see `at`, in less time than one by one. None: there is none.
-
-        It draws no random numbers. After an error `at` of each sample repeats the read.
-        """
+        """Function that reads several samples faster than `at`. None: there is none."""
         return None
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:

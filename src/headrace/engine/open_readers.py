@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 from headrace._util.context import RunningSample, is_ours, part_position, running_charge, running_reader, running_sample
 from headrace._util.sample_ranges import Scanner
 from headrace.dataset.asynchronous import Asked, ShardInfo, running_shard
-from headrace.dataset.source import Wanted
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.fetch import Reader
@@ -71,37 +70,18 @@ class EpochIO:
         chunk: int,
         rows: PackedRows | None,
     ) -> None:
-        self._pipeline, self._settings, self._planning = builder.pipeline, builder.settings, builder.planning
+        self.pipeline, self._settings, self.planning = builder.pipeline, builder.settings, builder.planning
         self._prefix, self._meter, self._adaptive = builder.prefix, builder.meter, builder.adaptive
         self._plan, self._reader, self._calls, self._gathered, self._chunk = plan, reader, calls, gathered, chunk
         self._steps: Steps | PackedRows = rows or plan.steps
         self._planned_at_once = 0 if rows else _PLANNED_AT_ONCE  # rows determine the next document late
 
-    @property
-    def is_planned(self) -> bool:
-        """True if the order of the epoch is known by sample numbers."""
-        return self._planning is not None
-
-    @property
-    def is_by_number(self) -> bool:
-        """True if samples are fetched one by one."""
-        return self._pipeline.is_by_number
-
-    @property
-    def is_scattered(self) -> bool:
-        return self._pipeline.scatters is not None
-
-    @property
-    def wanted(self) -> Wanted | None:
-        """Fields to read. None: all."""
-        return self._pipeline.wanted
-
     def iterated(self, data: AsyncIterableDataset) -> IterProducer:
         from headrace.readers.from_iterator import IterProducer
 
         plan = self._plan
-        begin, take = plan.begin.cursor.position, _left_to_take(self._pipeline.order, plan)
-        meter, pipeline, settings = self._meter, self._pipeline, self._settings
+        begin, take = plan.begin.cursor.position, _left_to_take(self.pipeline.order, plan)
+        meter, pipeline, settings = self._meter, self.pipeline, self._settings
         of_caller = self._calls.samples_of(data) if data.loop == "caller" else None
         resumable: Resumable | None = None
 
@@ -139,7 +119,7 @@ class EpochIO:
         many: Callable[[Sequence[Any]], Awaitable[Sequence[object]]] | None,
     ) -> KeyProducer:
         """Read samples by the keys of `data`: one at a time, or several at once with `many`."""
-        order, steps, planning = self._plan.order, self._steps, self._planning
+        order, steps, planning = self._plan.order, self._steps, self.planning
         name = type(data).__name__
         many = many if not self._prefix else None
         if _is_users(data):
@@ -180,9 +160,9 @@ class EpochIO:
 
         fetch, plan = self._settings.fetch, self._plan
         assert plan.order is not None
-        assert self._planning is not None
+        assert self.planning is not None
         return IndexedShardProducer(
-            self._planning.reads(plan.order, self._steps),
+            self.planning.reads(plan.order, self._steps),
             self._reader,
             members,
             bounds=Bounds(fetch.gap_bytes, fetch.range_bytes),
@@ -207,7 +187,7 @@ class EpochIO:
         from headrace.order.orders import Rounds
         from headrace.readers.sequential import ResumeToken, ShardPlan, ShardProducer, ShardReading, ShuffleWindow
 
-        pipeline, settings, plan, shuffle = self._pipeline, self._settings, self._plan, self._pipeline.order.shuffle
+        pipeline, settings, plan, shuffle = self.pipeline, self._settings, self._plan, self.pipeline.order.shuffle
         mark = ResumeToken() if plan.begin.mark is None else ResumeToken(*plan.begin.mark)
         seed = None if shuffle is None else shuffle.seed_or(settings.seed)
         window = None
@@ -250,7 +230,7 @@ class EpochIO:
     def _buffer(self) -> ShuffleBuffer | None:
         from headrace.readers.sequential import ShuffleBuffer
 
-        shuffle, plan = self._pipeline.order.shuffle, self._plan
+        shuffle, plan = self.pipeline.order.shuffle, self._plan
         if shuffle is None or shuffle.by != "buffer":
             return None
         key = draw("buffer", shuffle.seed_or(self._settings.seed), plan.number, plan.rank)
@@ -484,6 +464,8 @@ class Sharing:
 class _Around:
     """An iterator wrapper that forwards states."""
 
+    forwards: tuple[str, ...] = ("state_dict", "load_state_dict", "__snapshot__", "aclose")
+
     def __init__(self, samples: AsyncIterator[object]) -> None:
         self._samples = samples
 
@@ -491,13 +473,15 @@ class _Around:
         return self
 
     def __getattr__(self, name: str) -> object:
-        if name not in ("state_dict", "load_state_dict", "__snapshot__", "aclose"):
+        if name not in self.forwards:
             raise AttributeError(name)
         return getattr(self._samples, name)
 
 
 class OfItself(_Around):
     """Samples of a data set that divides itself by rank. Checks that it asked for its rank."""
+
+    forwards = (*_Around.forwards, "__next_several__")  # after the first sample, which is checked
 
     def __init__(self, samples: AsyncIterator[object], asked: Asked, name: str) -> None:
         super().__init__(samples)

@@ -144,8 +144,8 @@ class Endpoint:
         return again
 
     async def aclose(self) -> None:
-        self.level.close()
-        self.retry_budget.close()
+        self.level.turns.close()
+        self.retry_budget.turns.close()
         for second in self._seconds:
             second.cancel()
         await asyncio.gather(*self._seconds, return_exceptions=True)
@@ -258,12 +258,13 @@ class Hedges:
 
 
 class WaitingLine:
-    """Waiters in first-come order. Those that come `again` precede the others."""
+    """Waiters in first-come order. Those that come `again` precede the others. A timer may wake them."""
 
-    __slots__ = ("_again", "_new", "waiting")
+    __slots__ = ("_again", "_new", "_timer", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._again: deque[asyncio.Future[None]] = deque()
         self._new: deque[asyncio.Future[None]] = deque()
 
@@ -298,19 +299,28 @@ class WaitingLine:
                     return True
         return False
 
+    def wake_in(self, seconds: float, wake: Callable[[], None]) -> None:
+        self.close()
+        self._timer = asyncio.get_running_loop().call_later(seconds, wake)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
 
 class Semaphore:
     """At most `limit` holders at once. `limit` may change and need not be an integer."""
 
-    __slots__ = ("_turns", "inside", "limit")
+    __slots__ = ("inside", "limit", "turns")
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.inside = 0
-        self._turns = WaitingLine()
+        self.turns = WaitingLine()
 
     def try_enter(self) -> bool:
-        if self._turns.waiting or self.inside + 1 > self.limit:
+        if self.turns.waiting or self.inside + 1 > self.limit:
             return False
         self.inside += 1
         return True
@@ -318,15 +328,15 @@ class Semaphore:
     async def enter(self, *, again: bool = False) -> None:
         """Enter, waiting if needed. With `again`, precede waiters that enter for the first time."""
         if not self.try_enter():
-            await self._turns.wait(self._wake, self.leave, again=again)
+            await self.turns.wait(self._wake, self.leave, again=again)
 
     def leave(self) -> None:
         self.inside -= 1
-        if self._turns.waiting:
+        if self.turns.waiting:
             self._wake()
 
     def _wake(self) -> None:
-        while self.inside + 1 <= self.limit and self._turns.grant():
+        while self.inside + 1 <= self.limit and self.turns.grant():
             self.inside += 1
 
 
@@ -345,7 +355,7 @@ class ConcurrencyLimit(Semaphore):
     As many successes as the limit raise it by one, up to `bound`. A throttled host also gets a rate limit.
     """
 
-    __slots__ = ("_clock", "_lowered_at", "_rate", "_timer", "_unused", "bound", "lowest", "pace")
+    __slots__ = ("_clock", "_lowered_at", "_rate", "_unused", "bound", "lowest", "pace")
 
     def __init__(self, bound: int, clock: Callable[[], float]) -> None:
         super().__init__(bound)
@@ -355,7 +365,6 @@ class ConcurrencyLimit(Semaphore):
         self._lowered_at = -1.0
         self._rate = RateMeter(clock())
         self._unused = 0
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def is_free(self) -> bool:
@@ -363,7 +372,7 @@ class ConcurrencyLimit(Semaphore):
         return self.pace is None and self.limit >= self.bound
 
     def try_enter(self) -> bool:
-        if self._turns.waiting or self.inside + 1 > self.limit:
+        if self.turns.waiting or self.inside + 1 > self.limit:
             return False
         if self.pace is not None and self.pace.take(self._clock()) > 0.0:
             return False
@@ -378,7 +387,7 @@ class ConcurrencyLimit(Semaphore):
                 self.pace = None
         if self.limit < self.bound:
             self.limit = min(float(self.bound), self.limit + 1.0 / self.limit)
-            if self._turns.waiting:
+            if self.turns.waiting:
                 self._wake()
 
     def overloaded(self, began: float, *, throttled: bool) -> None:
@@ -393,19 +402,13 @@ class ConcurrencyLimit(Semaphore):
             self.limit = max(1.0, _LESS * min(self.limit, self.inside))
             self.lowest = min(self.lowest, int(self.limit))
 
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _wake(self) -> None:
-        while self._turns.waiting and self.inside + 1 <= self.limit:
+        while self.turns.waiting and self.inside + 1 <= self.limit:
             wait_s = self.pace.take(self._clock()) if self.pace is not None else 0.0
             if wait_s > 0.0:
-                self.close()
-                self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+                self.turns.wake_in(wait_s, self._wake)
                 return
-            if self._turns.grant():
+            if self.turns.grant():
                 self.inside += 1
 
 
@@ -482,37 +485,30 @@ class RetryBudget:
     FULL = 100.0
     PER_S = 2.0
 
-    __slots__ = ("_clock", "_filled_at", "_left", "_timer", "_turns")
+    __slots__ = ("_clock", "_filled_at", "_left", "turns")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._left = self.FULL
         self._filled_at = clock()
-        self._turns = WaitingLine()
-        self._timer: asyncio.TimerHandle | None = None
+        self.turns = WaitingLine()
 
     async def take(self) -> None:
-        await self._turns.wait(self._wake, lambda: self.give(1.0))
+        await self.turns.wait(self._wake, lambda: self.give(1.0))
 
     def give(self, share: float) -> None:
         """Give back `share` attempts, after a success or for an attempt that will not be made."""
-        if self._left < self.FULL or self._turns.waiting:
+        if self._left < self.FULL or self.turns.waiting:
             self._left = min(self.FULL, self._left + share)
-            if self._turns.waiting:
+            if self.turns.waiting:
                 self._wake()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _wake(self) -> None:
         now = self._clock()
         self._left = min(self.FULL, self._left + (now - self._filled_at) * self.PER_S)
         self._filled_at = now
-        while self._left >= 1.0 and self._turns.grant():
+        while self._left >= 1.0 and self.turns.grant():
             self._left -= 1.0
-        self.close()
-        if self._turns.waiting:
-            wait_s = max(0.001, (1.0 - self._left) / self.PER_S)  # timers have a resolution of 1 ms
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake)
+        self.turns.close()
+        if self.turns.waiting:  # timers have a resolution of 1 ms
+            self.turns.wake_in(max(0.001, (1.0 - self._left) / self.PER_S), self._wake)

@@ -83,12 +83,6 @@ class Reader:
         self._without_ends: set[str | int] = set()  # hosts that support ranges, but not suffix ranges
         self._closed = False
 
-    def count_call(self, name: str, seconds: float, waited: float) -> None:
-        held = self.meter.held(name, "threads")
-        held.calls += 1
-        held.seconds += seconds
-        held.waited += waited
-
     async def read(
         self,
         url: str,

@@ -109,6 +109,7 @@ async def _close(iterator: object) -> None:
 class IterProducer:
     """Emits samples of an asynchronous iterator.
 
+    An iterator of ours may have `__next_several__(n)`, which returns 1 to n samples, or raises as `__anext__` does.
     No snapshot is taken at the end, as an exhausted data set may have prepared for the next epoch.
 
     Args:
@@ -181,16 +182,19 @@ class IterProducer:
         samples: list[object] = []
         try:
             while len(samples) < count:
-                if self._take is not None and self._number >= self._take:
+                left = count if self._take is None else self._take - self._number
+                if left <= 0:
                     return self._last(samples), True
                 running_sample.set(RunningSample(key, self._begin + self._number))
-                sample = await anext(iterator)
-                number, self._number = self._number, self._number + 1
-                if not self._done or not self._is_done(number):
-                    if self._buffer is None:
-                        samples.append(sample)
-                    else:
-                        self._let_in(sample, samples, self._buffer)
+                several = getattr(iterator, "__next_several__", None) if self._number else None
+                wanted = min(left, count - len(samples))
+                for sample in [await anext(iterator)] if several is None else await several(wanted):
+                    number, self._number = self._number, self._number + 1
+                    if not self._done or not self._is_done(number):
+                        if self._buffer is None:
+                            samples.append(sample)
+                        else:
+                            self._let_in(sample, samples, self._buffer)
                 if self._number == 1:  # the earlier snapshot may belong to the end of the previous epoch
                     self._take_snapshot()
                 if type(sample) is Failure and samples and samples[-1] is sample:

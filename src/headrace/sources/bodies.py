@@ -13,8 +13,7 @@ import anyio.to_thread
 import numpy as np
 
 from headrace._util.context import running_charge
-from headrace._util.reads import Ranges, Reads, Version, crc32c_of
-from headrace._util.sample_ranges import Rows
+from headrace._util.reads import Reads, Version, crc32c_of
 from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, not_as_indexed
 from headrace.fetch.coalescer import coalesce, span_of
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
@@ -205,7 +204,8 @@ async def bodies_at(
 
 async def bodies_of_files(reader: Reader, files: Sequence[tuple[str, Members]]) -> list[list[bytes]]:
     """Read and verify members of local, uncompressed shards, by one call in a thread. Nothing is repeated."""
-    own = [_ranges_of(members.rows) for _, members in files]
+    tables = [members.rows for _, members in files]
+    own = [list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True)) for rows in tables]
     groups = [coalesce(ranges, gap=_GAP_BYTES) for ranges in own]
     spans = [[span_of(ranges, group) for group in some] for ranges, some in zip(own, groups, strict=True)]
     read = await reader.read_each([(url, m.version, some) for (url, m), some in zip(files, spans, strict=True)])
@@ -221,10 +221,6 @@ async def bodies_of_files(reader: Reader, files: Sequence[tuple[str, Members]]) 
                 start, stop = own[k][member]
                 bodies[k][member] = data[start - begin : stop - begin]
     return bodies
-
-
-def _ranges_of(rows: Rows) -> Ranges:
-    return list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True))
 
 
 def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: MemberNames) -> str | None:

@@ -347,12 +347,13 @@ class IndexedShardSource(_Sharded, KeySource):
         return self.data.passing(keeps) if keeps else None
 
     def open(self, io: EpochIO) -> Producer:
-        if io.is_planned and io.is_by_number:
-            get = self.data.get_scattered if io.is_scattered and self.is_compressed else self.data.get
-            return io.keys(self.data, partial(get, wanted=io.wanted), self.many(io.wanted))
-        if io.is_planned:
-            return io.ranges(partial(self.data.members, wanted=io.wanted))
-        return io.shards(*_ways(self.data), self.data.expected)
+        if io.planning is None:
+            return io.shards(*_ways(self.data), self.data.expected)
+        wanted = io.pipeline.wanted
+        if not io.pipeline.is_by_number:
+            return io.ranges(partial(self.data.members, wanted=wanted))
+        get = self.data.get_scattered if io.pipeline.scatters and self.is_compressed else self.data.get
+        return io.keys(self.data, partial(get, wanted=wanted), self.many(wanted))
 
 
 def current_reader() -> Reader:

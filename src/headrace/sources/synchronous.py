@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import anyio.to_thread
 
 from headrace._util import check
-from headrace._util.context import running_reader
-from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, KeySource, RanksBy
-from headrace.dataset.source import ReadsMany, SampleSource, Wanted
+from headrace._util.context import RunningSample, running_reader, running_sample
+from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset, RanksBy
 from headrace.dataset.stream import Stream
 from headrace.errors import OptionError
 from headrace.ops.operator import EachSample
@@ -31,15 +31,13 @@ class FromMap(AsyncDataset):
     def __init__(self, dataset: Any, threads: int | None) -> None:
         self.dataset, self.threads = dataset, threads
         self._gate = None if threads is None else gate_of(dataset, threads)
+        self.get_many = _themselves if threads is None else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return FromMap, (self.dataset, self.threads)
 
     def __len__(self) -> int:
         return len(self.dataset)
-
-    def __sample_source__(self) -> SampleSource:
-        return MapSource(self)
 
     async def aget(self, key: object) -> object:
         if self._gate is None:
@@ -51,13 +49,6 @@ class FromMap(AsyncDataset):
 
 async def _themselves(keys: Sequence[object]) -> Sequence[object]:
     return keys
-
-
-class MapSource(KeySource):
-    data: FromMap
-
-    def many(self, wanted: Wanted | None) -> ReadsMany | None:
-        return _themselves if self.data.threads is None else None
 
 
 def from_map(dataset: Any, *, threads: int | None = None) -> Stream:
@@ -98,7 +89,7 @@ class FromIterable(AsyncIterableDataset):
         self.iterable, self.ranks_by, self.one_epoch = iterable, ranks_by, one_epoch
         self._is_begun = False
 
-    def _opened(self) -> Iterator[object]:
+    def opened(self) -> Iterator[object]:
         iterable: Any = self.iterable
         samples: Iterator[object] = iter(iterable() if makes_one(iterable) else iterable)
         is_over = inspect.isgenerator(samples) and inspect.getgeneratorstate(samples) == inspect.GEN_CLOSED
@@ -110,15 +101,49 @@ class FromIterable(AsyncIterableDataset):
         self._is_begun = True
         return samples
 
-    async def aiter(self) -> AsyncIterator[object]:
-        end = object()
-        samples = await anyio.to_thread.run_sync(self._opened)
-        while True:
-            sample, taken = await anyio.to_thread.run_sync(timed, next, samples, end)
-            if sample is end:
-                return
-            _count(self.iterable, "__next__", taken)
-            yield sample
+    def aiter(self) -> AsyncIterator[object]:
+        return _InThread(self.opened, self.iterable)
+
+
+_TOGETHER_S = 0.005  # of a call in a thread, which cannot be cancelled
+
+
+class _InThread:
+    """An iterator whose `next` is called in a thread, for several samples in one call of the thread."""
+
+    def __init__(self, open_: Callable[[], Iterator[object]], iterable: object) -> None:
+        self._open, self._iterable = open_, iterable
+        self._samples: Iterator[object] | None = None
+        self._error: Exception | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> object:
+        return (await self.__next_several__(1))[0]
+
+    async def __next_several__(self, most: int) -> list[object]:
+        samples, taken = await anyio.to_thread.run_sync(timed, self._read, most)
+        if not samples:
+            raise self._error or StopAsyncIteration
+        _count(self._iterable, "__next__", taken, len(samples))
+        return samples
+
+    def _read(self, most: int) -> list[object]:
+        """Return up to `most` samples, or none at the end. An error is raised by the call after these."""
+        until, running, samples = time.perf_counter() + _TOGETHER_S, running_sample.get(), list[object]()
+        if self._samples is None:
+            self._samples = self._open()
+        try:
+            while len(samples) < most and self._error is None and not (samples and time.perf_counter() > until):
+                if running is not None:
+                    running_sample.set(RunningSample(running.key, running.position + len(samples)))
+                samples.append(next(self._samples))
+        except StopIteration:
+            self._samples = iter(())
+        except Exception as error:
+            self._error = error
+        return samples
 
 
 class ResumableIterable(FromIterable):
@@ -141,12 +166,12 @@ class ResumableIterable(FromIterable):
         self.iterable.load_state_dict(state)  # type: ignore[union-attr]
         self._is_loaded = True
 
-    def _opened(self) -> Iterator[object]:
+    def opened(self) -> Iterator[object]:
         # Hugging Face's iterables start every later pass, not only the next one, from the loaded state.
         if self._goes_on and not self._is_loaded and type(self.iterable).__module__.startswith("datasets."):
             self.iterable.load_state_dict(copy.deepcopy(self._fresh))  # type: ignore[union-attr]
         self._goes_on, self._is_loaded = self._is_loaded, False
-        return super()._opened()
+        return super().opened()
 
 
 def from_iterable(
@@ -193,7 +218,10 @@ def _name(data: object) -> str:
     return str(getattr(data, "__name__", None) or type(data).__name__)
 
 
-def _count(data: object, name: str, taken: Taken) -> None:
+def _count(data: object, name: str, taken: Taken, calls: int = 1) -> None:
     reader = running_reader.get()
     if reader is not None:
-        reader.count_call(f"{_name(data)}.{name}", taken.computed, taken.waited)
+        held = reader.meter.held(f"{_name(data)}.{name}", "threads")
+        held.calls += calls
+        held.seconds += taken.computed
+        held.waited += taken.waited
