@@ -26,8 +26,7 @@ from workloads import W2, W4
 
 import headrace as hr
 from headrace.cli import main as command
-from headrace.formats.index import Entry, pack_directory
-from headrace.formats.index import ShardIndex
+from headrace.formats.index import Entry, ShardIndex, pack_directory
 from headrace.formats.tar.scanner import TarScanner
 
 FOLDER = "many"

@@ -6,22 +6,7 @@ import io
 import lzma
 import tarfile
 
-from corpus.parts import (
-    AFTER,
-    BLOCK,
-    END,
-    GNU,
-    V7,
-    Case,
-    Damage,
-    S,
-    Sample,
-    fine,
-    header,
-    member,
-    picture,
-    written,
-)
+from corpus.parts import AFTER, BLOCK, END, GNU, V7, Case, Damage, S, Sample, fine, header, member, picture, written
 
 TWO = written(*S[:2])
 FOUR = written(*S[:4])

@@ -257,11 +257,7 @@ SCRIPT = """
     ],
 )
 def test_hash_of_text_is_the_same_in_all_workers(
-    monkeypatch: pytest.MonkeyPatch,
-    seed: str | None,
-    options: tuple[str, ...],
-    is_known: bool,
-    seeds: set[str | None],
+    monkeypatch: pytest.MonkeyPatch, seed: str | None, options: tuple[str, ...], is_known: bool, seeds: set[str | None]
 ) -> None:
     """It is the trainer's hash if the seed of that is known. The environment of workers is the trainer's."""
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)

@@ -269,11 +269,7 @@ UNSENDABLE: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[str, ...]]]
         ("TypeError", "stage: fetch", "type lock"),
     ),
     "batch": (lambda: Numbers(12).map(with_lock), {}, ("CollateError",)),
-    "samples": (
-        lambda: Numbers(12).map(with_lock).filter(lambda x: True).map(later),
-        {},
-        ("with_lock", "type lock"),
-    ),
+    "samples": (lambda: Numbers(12).map(with_lock).filter(lambda x: True).map(later), {}, ("with_lock", "type lock")),
     "collate": (
         lambda: Numbers(12).map(with_lock),
         {"collate_fn": lambda samples: samples},

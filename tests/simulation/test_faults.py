@@ -11,10 +11,7 @@ from simulation.faulty_store import PASSING, FaultyStore, body_of, reader_of
 from simulation.loop import Deadlock, simulate, simulated
 
 from headrace._util.context import running_charge
-from headrace.errors import (
-    StorageError,
-    ThrottledError,
-)
+from headrace.errors import StorageError, ThrottledError
 from headrace.fetch import Reader
 from headrace.options import Fetch
 from headrace.types import Answer

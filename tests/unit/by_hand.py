@@ -513,11 +513,7 @@ class Run:
 
 
 def run(
-    setup: Setup,
-    seed: int,
-    *,
-    stop_after: int | None = None,
-    fails: Callable[[TaskMessage], bool] = lambda task: False,
+    setup: Setup, seed: int, *, stop_after: int | None = None, fails: Callable[[TaskMessage], bool] = lambda task: False
 ) -> Run:
     """Run an epoch, or its first batches, in an order of events that is drawn.
 

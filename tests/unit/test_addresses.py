@@ -32,16 +32,7 @@ from headrace.fetch.stores.object_stores import split_path
 from headrace.formats.registry import format_of
 from headrace.options import Fetch
 from headrace.sources import kinds
-from headrace.sources.kinds import (
-    MEDIA,
-    Survey,
-    extension_of,
-    kept_survey,
-    kind_in,
-    stem_of,
-    survey_to_keep,
-    surveyed,
-)
+from headrace.sources.kinds import MEDIA, Survey, extension_of, kept_survey, kind_in, stem_of, survey_to_keep, surveyed
 from headrace.types import Answer, Listed
 
 CONTEXT = ssl.create_default_context()

@@ -38,17 +38,7 @@ from headrace.workers.chains import KnownChains, may_use_torch
 from headrace.workers.failures import NOWHERE, Failure, Origin
 from headrace.workers.sample_chunks import ApartPart, ListPart, PackedPart, Part, RawPart
 from headrace.workers.task_inputs import Inputs
-from headrace.workers.tasks import (
-    Chain,
-    Finish,
-    PlaceMessage,
-    Reply,
-    Step,
-    StreamChains,
-    Task,
-    TaskMessage,
-    died,
-)
+from headrace.workers.tasks import Chain, Finish, PlaceMessage, Reply, Step, StreamChains, Task, TaskMessage, died
 
 
 @pytest.mark.parametrize("kind", [TaskMessage, PlaceMessage, Reply, RawPart, PackedPart, ApartPart, ListPart])

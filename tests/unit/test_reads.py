@@ -446,11 +446,7 @@ def rows_of(members: list[tuple[int, int]]) -> Rows:
     return Rows(keys, np.arange(count + 1), np.zeros(count, np.int32), offset, sizes, ("a",))
 
 
-@given(
-    members=MEMBERS,
-    gap=st.sampled_from([0, 511, 1024, 16384]),
-    longest=st.sampled_from([512, 1024, 4096, MANY]),
-)
+@given(members=MEMBERS, gap=st.sampled_from([0, 511, 1024, 16384]), longest=st.sampled_from([512, 1024, 4096, MANY]))
 def test_requests_hold_each_member_whole_and_keep_every_bound(
     members: list[tuple[int, int]], gap: int, longest: int
 ) -> None:

@@ -30,14 +30,7 @@ from headrace.formats.index import ShardIndex
 from headrace.formats.tar.scanner import TarScanner
 from headrace.readers.indexed_shards import Bounds, IndexedShardProducer, Members, ReadWindow, ShardVisit
 from headrace.readers.protocol import Producer
-from headrace.readers.sequential import (
-    Expected,
-    ResumeToken,
-    ShardPlan,
-    ShardProducer,
-    ShardReading,
-    ShuffleWindow,
-)
+from headrace.readers.sequential import Expected, ResumeToken, ShardPlan, ShardProducer, ShardReading, ShuffleWindow
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.types import Ints
 from headrace.workers.failures import Failure

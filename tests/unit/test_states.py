@@ -25,14 +25,7 @@ from headrace.options import Skip
 from headrace.order.packed_rows import PackedRows
 from headrace.order.packing import Packing
 from headrace.order.row_states import RowCursor, RowProgress
-from headrace.state.state import (
-    _DEFAULTS,
-    ResumePoint,
-    StagePoint,
-    State,
-    is_as_saved,
-    whole_check,
-)
+from headrace.state.state import _DEFAULTS, ResumePoint, StagePoint, State, is_as_saved, whole_check
 from headrace.torch_compat.serialize import pack_error, unpack_error
 from headrace.workers.failures import NOWHERE, Origin, PackedError
 

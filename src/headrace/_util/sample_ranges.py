@@ -198,9 +198,7 @@ class BlockNumbers:
         return known[1]
 
 
-def _shared(
-    tables: Sequence[Rows],
-) -> tuple[Ints, Ints, Ints | None, tuple[object, ...] | None, Ints | None]:
+def _shared(tables: Sequence[Rows]) -> tuple[Ints, Ints, Ints | None, tuple[object, ...] | None, Ints | None]:
     """Concatenate `block`, `row`, `reads`, `about` and `wanted` of several tables."""
     blocks, rows, reads, wanted, about, first = [], [], [], [], list[object](), 0
     for table in tables:

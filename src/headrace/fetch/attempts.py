@@ -29,12 +29,7 @@ class Attempts:
     """The requests of one reader. `clock` gives monotonic seconds, `rng` the random waits."""
 
     def __init__(
-        self,
-        options: Fetch,
-        concurrency: int,
-        meter: Meter,
-        clock: Callable[[], float],
-        rng: random.Random,
+        self, options: Fetch, concurrency: int, meter: Meter, clock: Callable[[], float], rng: random.Random
     ) -> None:
         self._options, self._concurrency = options, concurrency
         self._meter, self._clock, self._rng = meter, clock, rng
@@ -74,12 +69,7 @@ class Attempts:
             if len(self._hosts) >= _MANY_HOSTS:
                 self._hosts = {key: endpoint for key, endpoint in self._hosts.items() if not endpoint.is_idle}
             endpoint = self._hosts[host] = Endpoint(
-                self._everyone,
-                self._concurrency,
-                self._options,
-                self._meter,
-                self._clock,
-                is_far=not is_local(store),
+                self._everyone, self._concurrency, self._options, self._meter, self._clock, is_far=not is_local(store)
             )
         return endpoint
 

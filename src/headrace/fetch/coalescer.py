@@ -111,12 +111,7 @@ class Coalescer:
         self._asked: dict[tuple[str, str | None], list[_WantedRange]] = {}
 
     async def read(
-        self,
-        url: str,
-        start: int | None,
-        stop: int | None,
-        charge: Charges | None = None,
-        etag: str | None = None,
+        self, url: str, start: int | None, stop: int | None, charge: Charges | None = None, etag: str | None = None
     ) -> tuple[bytes, Span | None]:
         """Return bytes [start, stop) of the object, and their span if the object's size is known.
 

@@ -29,14 +29,7 @@ class Endpoint:
     """
 
     def __init__(
-        self,
-        everyone: Semaphore,
-        bound: int,
-        options: Fetch,
-        meter: Meter,
-        clock: Callable[[], float],
-        *,
-        is_far: bool,
+        self, everyone: Semaphore, bound: int, options: Fetch, meter: Meter, clock: Callable[[], float], *, is_far: bool
     ) -> None:
         self.level = ConcurrencyLimit(bound, clock)
         self.retry_budget = RetryBudget(clock)

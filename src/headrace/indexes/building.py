@@ -132,12 +132,7 @@ async def build_index(
 
 
 async def build_file(
-    reader: Reads,
-    urls: Sequence[str],
-    path: str | Path,
-    *,
-    form: Format = TAR,
-    limits: Limits = DEFAULTS,
+    reader: Reads, urls: Sequence[str], path: str | Path, *, form: Format = TAR, limits: Limits = DEFAULTS
 ) -> None:
     """Build the index of these shards at `path` if it is missing.
 
@@ -213,12 +208,7 @@ async def _build(
             entry, block = replace(own[0], name=name), own[1]
         else:
             found = await build_shard(
-                reader,
-                url,
-                form=how.form,
-                limits=how.limits,
-                headers_only=how.headers_only,
-                on_bytes=progress.count,
+                reader, url, form=how.form, limits=how.limits, headers_only=how.headers_only, on_bytes=progress.count
             )
             block = await anyio.to_thread.run_sync(found.pack)
             entry = Entry.of(name, found, block)

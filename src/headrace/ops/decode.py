@@ -11,12 +11,7 @@ from headrace.workers.tasks import Step
 
 
 def decode(
-    spec: str | None,
-    by_field: dict[str, Any],
-    *,
-    size: tuple[int, int] | None,
-    limits: Limits,
-    allow_pickle: bool,
+    spec: str | None, by_field: dict[str, Any], *, size: tuple[int, int] | None, limits: Limits, allow_pickle: bool
 ) -> EachSample:
     decodes = decoder(spec, size=size, limits=limits, allow_pickle=allow_pickle, **by_field)
     may_draw = any(callable(how) and not isinstance(how, type) for how in by_field.values())

@@ -105,11 +105,7 @@ class ComputedNumbers(PassOperator):
 
 
 def sample(
-    sampler: Iterable[int] | None,
-    weights: ArrayLike | None,
-    count: int | None,
-    replacement: bool,
-    seed: int | None,
+    sampler: Iterable[int] | None, weights: ArrayLike | None, count: int | None, replacement: bool, seed: int | None
 ) -> SelectIndices | WeightedSample:
     if sampler is None:
         check.whole_or_none(".sample(): count", count)

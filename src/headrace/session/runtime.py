@@ -162,14 +162,7 @@ class Runtime:
 
         engine.start(partial(self._run, run, prepare, sender.fail, ahead.depth - 1, waits), refused)
         return BatchIterator(
-            owner,
-            receiver,
-            BatchOpener(views),
-            ahead,
-            end,
-            self.meters,
-            watch,
-            self._settings.timeout_s,
+            owner, receiver, BatchOpener(views), ahead, end, self.meters, watch, self._settings.timeout_s
         )
 
     def post(self, call: Callable[..., object], *args: object) -> None:

@@ -156,11 +156,7 @@ class Where(NamedTuple):
 
 
 async def bodies_at(
-    reader: Reads,
-    where: Where,
-    places: list[tuple[int, int]],
-    crc: list[int | None],
-    names: MemberNames | None = None,
+    reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None], names: MemberNames | None = None
 ) -> list[bytes]:
     """Read and verify the members at (offset, size). Nearby members are read together.
 
@@ -231,11 +227,7 @@ def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: M
 
 
 async def _unpacked_bodies(
-    reader: Reads,
-    where: Where,
-    places: list[tuple[int, int]],
-    crc: list[int | None],
-    names: MemberNames | None,
+    reader: Reads, where: Where, places: list[tuple[int, int]], crc: list[int | None], names: MemberNames | None
 ) -> list[bytes]:
     """Read members of a compressed shard, in whole compression frames."""
     url, shard = where.url, where.shard

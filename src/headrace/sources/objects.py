@@ -88,11 +88,7 @@ class Files(Objects):
     async def aget(self, key: int) -> dict[str, object]:
         url = self.urls[key]
         name, _, extension = posixpath.basename(urlsplit(url).path).partition(".")
-        return {
-            "__key__": name,
-            "__url__": masked(url),
-            extension.lower() or "data": await self.body(key),
-        }
+        return {"__key__": name, "__url__": masked(url), extension.lower() or "data": await self.body(key)}
 
 
 def files(

@@ -13,11 +13,4 @@ from headrace.testing.formats import FormatContract
 from headrace.testing.operators import OperatorContract
 from headrace.testing.stores import StoreContract
 
-__all__ = [
-    "DecoderContract",
-    "ExecutorContract",
-    "FaultServer",
-    "FormatContract",
-    "OperatorContract",
-    "StoreContract",
-]
+__all__ = ["DecoderContract", "ExecutorContract", "FaultServer", "FormatContract", "OperatorContract", "StoreContract"]

@@ -433,11 +433,7 @@ class OutwardPacker(Packer):
     dispatch_table: ClassVar = ChainMap({CodeType: reduced_code_with_lines}, cloudpickle.Pickler.dispatch_table)
     lets_go_of_graphs = True  # as with a forked data set; errors appear with its samples
 
-    def __init__(
-        self,
-        out: io.BytesIO,
-        buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
-    ) -> None:
+    def __init__(self, out: io.BytesIO, buffer_callback: Callable[[pickle.PickleBuffer], object] | None) -> None:
         super().__init__(out, protocol=5, buffer_callback=buffer_callback)
         self._cells: Cells = {}
         self.modules: set[str] = set()

@@ -26,13 +26,7 @@ import cloudpickle.cloudpickle as internals
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace._util.shared_memory import (
-    PublishedPlaces,
-    aligned,
-    close_all,
-    receiving_descriptors,
-    sending_descriptors,
-)
+from headrace._util.shared_memory import PublishedPlaces, aligned, close_all, receiving_descriptors, sending_descriptors
 from headrace.errors import CannotCarryError, WorkerDiedError
 from headrace.torch_compat.picklers import NamingPacker, OutwardPacker, Packer, modules_by_value, put_together
 from headrace.torch_compat.tracebacks import trim
@@ -80,11 +74,7 @@ def pack_by_name(value: object) -> list[PickledPart]:
     return pack(value, NamingPacker)
 
 
-def pack_for_workers(
-    value: object,
-    descriptors: list[int],
-    modules: set[str] | None = None,
-) -> list[Buffer]:
+def pack_for_workers(value: object, descriptors: list[int], modules: set[str] | None = None) -> list[Buffer]:
     """Serialize `value` for `write` and `unpack_in_worker`.
 
     Modules that a worker could not import are registered in cloudpickle, so that their functions and classes are
@@ -194,11 +184,7 @@ def unpack_parts(parts: Sequence[Buffer]) -> Any:
     return pickle.loads(parts[0], buffers=[bytearray(part) for part in parts[1:]])
 
 
-def unpack_in_worker(
-    source: memoryview,
-    lengths: Sequence[int],
-    descriptors: Sequence[int],
-) -> Any:
+def unpack_in_worker(source: memoryview, lengths: Sequence[int], descriptors: Sequence[int]) -> Any:
     """Return the value of `pack_for_workers`. Its arrays are views of `source`.
 
     Functions and classes pickled by value are added to their modules, which are created if they do not exist.

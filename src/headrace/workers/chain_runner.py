@@ -156,13 +156,7 @@ class Maker:
         return [failed[k] if k in failed else next(made) for k in range(len(keys))]
 
     def _apply(
-        self,
-        chain: Chain,
-        steps: Sequence[Step],
-        sample: object,
-        key: int,
-        position: int,
-        busy: Busy,
+        self, chain: Chain, steps: Sequence[Step], sample: object, key: int, position: int, busy: Busy
     ) -> object:
         source = sample
         if isinstance(sample, Placeholder):
@@ -208,13 +202,7 @@ class Maker:
         return Failure(self.pack(chain, error, origin))
 
     def _each(
-        self,
-        chain: Chain,
-        steps: Sequence[Step],
-        parts: Sequence[object],
-        key: int,
-        position: int,
-        busy: Busy,
+        self, chain: Chain, steps: Sequence[Step], parts: Sequence[object], key: int, position: int, busy: Busy
     ) -> _Several:
         several = _Several()
         for number, part in enumerate(parts):

@@ -287,12 +287,7 @@ KINDS = (
     ),
     _alone("Energon", _energon, _cls, given=_folder, absent="its indexes hold for plain archives alone"),
     _alone(
-        "LitData",
-        _litdata,
-        _n,
-        given=_folder,
-        packings=(PLAIN, ZST, FRAMES),
-        absent="its writer knows Zstandard alone",
+        "LitData", _litdata, _n, given=_folder, packings=(PLAIN, ZST, FRAMES), absent="its writer knows Zstandard alone"
     ),
     _alone(
         "LitData (Parquet)",

@@ -8,13 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace._util.reads import check_match, clamped
-from headrace.errors import (
-    AccessDeniedError,
-    ObjectMissingError,
-    OptionError,
-    StorageError,
-    masked_text,
-)
+from headrace.errors import AccessDeniedError, ObjectMissingError, OptionError, StorageError, masked_text
 from headrace.fetch.stores.memory import one_piece
 from headrace.fetch.threads import Threads, retrieved
 from headrace.types import Answer, Buffer, Listed

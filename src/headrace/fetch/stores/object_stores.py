@@ -365,13 +365,7 @@ class S3Store:
     gives_ends = True
 
     def __init__(
-        self,
-        root: str,
-        options: Fetch,
-        storage_options: Mapping[str, object],
-        web: Web,
-        *,
-        headers: Mapping[str, str],
+        self, root: str, options: Fetch, storage_options: Mapping[str, object], web: Web, *, headers: Mapping[str, str]
     ) -> None:
         self._root, self._web, self._headers = root, web, headers
         self._options, self._storage_options = options, storage_options

@@ -183,12 +183,7 @@ class WebStore:
 
     gives_ends = True
 
-    def __init__(
-        self,
-        base: str,
-        connections: Connections,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, base: str, connections: Connections, headers: Mapping[str, str] | None = None) -> None:
         self._base, self._headers = base, headers
         self._web = Web(connections)
 

@@ -251,11 +251,7 @@ class ClipDecoder:
 
 
 def decoded(
-    name: str,
-    pieces: Sequence[Piece],
-    bodies: Sequence[Buffer],
-    limits: Limits,
-    size: tuple[int, int] | None = None,
+    name: str, pieces: Sequence[Piece], bodies: Sequence[Buffer], limits: Limits, size: tuple[int, int] | None = None
 ) -> tuple[Frames, NDArray[np.float64]]:
     """Return the wanted frames of all pieces, `[T, 3, H, W]`, and their times, `[T]`.
 
