@@ -312,7 +312,7 @@ def settle(growth: AdaptiveConcurrency, latency_s: float, most_per_s: float) -> 
     growth.begin(now)
     for _ in range(20_000):
         now += max(latency_s / growth.level, 1.0 / most_per_s)
-        growth.answered(now, is_full=True)
+        growth.answered(now, 1, is_full=True)
 
 
 GROWS, FIXED = (128, 1024), (300, 300)
@@ -337,7 +337,7 @@ def test_rounds_that_are_not_full_do_not_change_concurrency() -> None:
     growth = AdaptiveConcurrency(64, 1024)
     growth.begin(0.0)
     for number in range(10_000):
-        assert not growth.answered(number * 0.001, is_full=False)
+        assert not growth.answered(number * 0.001, 1, is_full=False)
     assert growth.level == 64
     settle(growth, 0.1, 1e9)
     assert growth.level == 1024

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace._util import check
 from headrace._util.context import Charges, running_charge
-from headrace._util.reads import Check, Ranges, Span, Version
+from headrace._util.reads import Check, Span, Version
 from headrace.errors import (
     BadResponseError,
     ChecksumError,
@@ -145,8 +145,8 @@ class Reader:
             charge = None
         raise _wrong_bytes(url, start, stop)
 
-    async def read_each(self, files: Sequence[tuple[str, Version, Ranges]]) -> list[list[bytes]]:
-        """Return the bytes of the ranges of each local file, by one call in a thread.
+    async def read_each(self, ranges: Sequence[tuple[str, Version, tuple[int, int]]]) -> list[bytes]:
+        """Return ranges of local files, by one call in a thread. Consecutive ranges of a file open it once.
 
         Nothing is repeated. After an error `read` of each range repeats it, or raises the final error.
 
@@ -156,23 +156,22 @@ class Reader:
         from headrace.fetch.stores.local import LocalStore
 
         self._check_open()
-        store = self._stores.of(files[0][0])[0]
+        store = self._stores.of(ranges[0][0])[0]
         assert isinstance(store, LocalStore)
-        totals = [sum(stop - start for start, stop in ranges) for _, _, ranges in files]
-        await paid(running_charge.get(), sum(totals))
-        reads = [(self._stores.of(url)[1], version.etag, ranges) for url, version, ranges in files]
+        await paid(running_charge.get(), sum(stop - start for _, _, (start, stop) in ranges))
         self.meter.begin(self._clock())
         try:
             async with asyncio.timeout(self.options.total_timeout_s):
-                answers = await store.get_each(reads)
+                read = await store.get_each(
+                    [(self._stores.of(url)[1], known.etag, span) for url, known, span in ranges]
+                )
         finally:
             self.meter.end(self._clock())
-        for (url, version, _), total, (size, bodies) in zip(files, totals, answers, strict=True):
-            received = sum(map(len, bodies))
-            self.meter.bytes += received
-            if received < total or version.size not in (None, size):
-                raise ShortReadError(f"the file has {size} bytes, and {received} of {total} wanted ones", url=url)
-        return [bodies for _, bodies in answers]
+        for (url, version, (start, stop)), (size, data) in zip(ranges, read, strict=True):
+            self.meter.bytes += len(data)
+            if len(data) < stop - start or version.size not in (None, size):
+                raise ShortReadError(f"the file has {size} bytes; {start} to {stop} are wanted", url=url)
+        return [data for _, data in read]
 
     async def read_into(
         self,

@@ -40,10 +40,10 @@ class AdaptiveConcurrency:
         self._count = self._full = 0
         self._since, self._was_full = now, False
 
-    def answered(self, now: float, *, is_full: bool) -> bool:
-        """Count a response. True if the level has grown. `is_full`: the level limited the reads."""
-        self._count += 1
-        self._full += is_full
+    def answered(self, now: float, samples: int, *, is_full: bool) -> bool:
+        """Count samples of a response. True if the level has grown. `is_full`: the level limited the reads."""
+        self._count += samples
+        self._full += samples * is_full
         if self._count < self.level or self.level >= self._most:
             return False
         rate, was_full = self._count / max(1e-9, now - self._since), self._was_full
@@ -184,7 +184,7 @@ class KeyProducer:
             chunk.getters[k] = this
             got: Any = None
             try:
-                got = await (self._one(chunk, k) if self._get_many is None else self._many(chunk))
+                got = await (self._one(chunk, k) if self._get_many is None else self._many(chunk, flow.key))
             except asyncio.CancelledError:
                 if k not in chunk.let_go:
                     raise
@@ -204,7 +204,8 @@ class KeyProducer:
             got = None  # drop the reference: a getter may wait long
             # Full: workers are idle, although the maximum number of samples is being read.
             is_full = self._outstanding >= self._adaptive.level and flow.is_starved
-            if self._adaptive.answered(self._now(), is_full=is_full):
+            count = 1 if self._get_many is None else len(chunk.keys)
+            if self._adaptive.answered(self._now(), count, is_full=is_full):
                 self._staff(flow, group)
                 self._less.set()
             if not chunk.missing or chunk.failed is not None:
@@ -268,7 +269,7 @@ class KeyProducer:
             error.add_note(origin.note)
             return Failure(self._pack_error(error, origin))
 
-    async def _many(self, chunk: _Chunk) -> list[object]:
+    async def _many(self, chunk: _Chunk, key: int) -> list[object]:
         assert self._get_many is not None
         try:
             samples = list(await self._get_many(chunk.keys))
@@ -279,20 +280,18 @@ class KeyProducer:
             if is_ours(error):
                 raise
             if self._again:
-                return await self._each(chunk)
+                return await self._each(chunk, key)
             error.add_note(
                 f"stage: fetch; samples from {chunk.positions[0]} of the epoch on; keys {list(chunk.keys)!r:.200}"
             )
             return [Failure(self._pack_error(error))] * len(chunk.keys)
 
-    async def _each(self, chunk: _Chunk) -> list[object]:
-        samples = list[object]()
-        for k, position in enumerate(chunk.positions):
-            running = running_sample.get()
-            assert running is not None
-            running_sample.set(RunningSample(running.key, position))
-            samples.append(await self._one(chunk, k))
-        return samples
+    async def _each(self, chunk: _Chunk, key: int) -> list[object]:
+        async def one(k: int) -> object:
+            running_sample.set(RunningSample(key, chunk.positions[k]))
+            return await self._one(chunk, k)
+
+        return await asyncio.gather(*map(one, range(len(chunk.keys))))
 
 
 class _Chunk:

@@ -22,6 +22,7 @@ from headrace.formats.limits import Limits
 from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames, misplaced
 from headrace.readers.indexed_shards import Checker, Members
+from headrace.sources.reading import is_file
 from headrace.types import Buffer
 
 if TYPE_CHECKING:
@@ -198,24 +199,40 @@ async def bodies_at(
     return bodies
 
 
-async def bodies_of_files(reader: Reader, files: Sequence[tuple[str, Members]]) -> list[list[bytes]]:
-    """Read and verify members of local, uncompressed shards, by one call in a thread. Nothing is repeated."""
-    tables = [members.rows for _, members in files]
+async def bodies_of_shards(reader: Reader, shards: Sequence[tuple[str, Members]]) -> list[list[bytes]]:
+    """Read and verify members of uncompressed shards, nearby ones together. Local files: by one call in a thread."""
+    tables = [members.rows for _, members in shards]
     own = [list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True)) for rows in tables]
-    groups = [coalesce(ranges, gap=_GAP_BYTES) for ranges in own]
-    spans = [[span_of(ranges, group) for group in some] for ranges, some in zip(own, groups, strict=True)]
-    read = await reader.read_each([(url, m.version, some) for (url, m), some in zip(files, spans, strict=True)])
+    groups = [(k, group) for k, ranges in enumerate(own) for group in coalesce(ranges, gap=_GAP_BYTES)]
+    spans = [span_of(own[k], group) for k, group in groups]
+
+    def is_right(n: int, data: bytes) -> bool:
+        (k, group), (begin, _) = groups[n], spans[n]
+        url, members = shards[k]
+        if members.crc is None and not members.has_headers:
+            return True
+        checker = Checker(url, members, np.array(group))
+        checker.feed(memoryview(data), begin, True)
+        return not checker.wrong
+
+    async def read(n: int) -> bytes:
+        (url, members), (begin, end) = shards[groups[n][0]], spans[n]
+        data = await reader.read(url, begin, end, check=partial(is_right, n), version=members.version)
+        _check_length(data, url, begin, end)
+        return data
+
+    if all(is_file(url) for url, _ in shards):
+        both = zip(groups, spans, strict=True)
+        found = await reader.read_each([(shards[k][0], shards[k][1].version, span) for (k, _), span in both])
+        if not all(map(is_right, range(len(groups)), found)):
+            raise ChecksumError("the bytes differ from the index", url=shards[0][0])
+    else:
+        found = await for_each(len(groups), read)
     bodies = [[b""] * len(ranges) for ranges in own]
-    for k, (url, members) in enumerate(files):
-        for group, (begin, _), data in zip(groups[k], spans[k], read[k], strict=True):
-            if members.crc is not None or members.has_headers:
-                checker = Checker(url, members, np.array(group))
-                checker.feed(memoryview(data), begin, True)
-                if checker.wrong:
-                    raise ChecksumError("the bytes differ from the index", url=url)
-            for member in group:
-                start, stop = own[k][member]
-                bodies[k][member] = data[start - begin : stop - begin]
+    for (k, group), (begin, _), data in zip(groups, spans, found, strict=True):
+        for member in group:
+            start, stop = own[k][member]
+            bodies[k][member] = data[start - begin : stop - begin]
     return bodies
 
 

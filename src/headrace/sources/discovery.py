@@ -385,7 +385,7 @@ def expand(urls: Urls) -> tuple[str, ...]:
         >>> expand("s3://bucket/train-{08..10}.tar")
         ('s3://bucket/train-08.tar', 's3://bucket/train-09.tar', 's3://bucket/train-10.tar')
     """
-    is_some = not isinstance(urls, str | os.PathLike) and hasattr(type(urls), "__iter__")
+    is_some = not isinstance(urls, str | bytes | os.PathLike) and hasattr(type(urls), "__iter__")
     patterns: Iterable[object] = urls if is_some else [urls]  # type: ignore[assignment]  # it has __iter__
     found = tuple(url for pattern in patterns for url in _expanded(_as_text(pattern)))
     if not found or not all(found):

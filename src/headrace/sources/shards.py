@@ -39,7 +39,7 @@ from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
 from headrace.readers.sequential import Expected
-from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, bodies_of_files, version_of
+from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, bodies_of_shards, version_of
 from headrace.sources.discovery import Place, expand
 from headrace.sources.entries import Facts, shown, version_at
 from headrace.sources.reading import Options, OwnReaders, is_file, number_of
@@ -208,23 +208,25 @@ class IndexedShards(AsyncDataset):
         return {**sample, BLOCK: found, ROW: int(rows.row[row])}
 
     async def get_many(self, numbers: Sequence[int], wanted: Wanted | None = None) -> list[dict[str, object]]:
-        """Return samples of local, uncompressed shards without blocks; see `ReadsMany`."""
+        """Return samples of uncompressed shards without blocks; see `ReadsMany`."""
         starts, by_shard = self.index.starts.data, dict[int, set[int]]()  # few: arrays would take longer
         for number in numbers:
             by_shard.setdefault(bisect_right(starts, number) - 1, set()).add(number)
         visits = [(shard, sorted(some)) for shard, some in by_shard.items()]
-        files = [(self.urls[k], await self.members(k, np.array(some) - starts[k], wanted)) for k, some in visits]
+        async with self._readers.use():
+            members = [await self.members(k, np.array(some) - starts[k], wanted) for k, some in visits]
+            shards = [(self.urls[k], some) for (k, _), some in zip(visits, members, strict=True)]
+            bodies = await bodies_of_shards(current_reader(), shards)
         samples: dict[int, dict[str, object]] = {}
-        read = await bodies_of_files(current_reader(), files)
-        for (ordinal, some), (url, members), bodies in zip(visits, files, read, strict=True):
-            rows, name, is_placed = members.rows, masked(url), not self.format_of(ordinal).fields_are_members
+        for (ordinal, some), (url, (rows, *_)), values in zip(visits, shards, bodies, strict=True):
+            name, is_placed = masked(url), not self.format_of(ordinal).fields_are_members
             names, offsets = [rows.fields[k] for k in rows.field.tolist()], rows.offset.tolist()
             of_samples = pairwise(rows.starts.tolist())
             for number, key, (begin, end) in zip(some, texts_of(rows.keys), of_samples, strict=True):
                 sample = samples[number] = {"__key__": key, "__url__": name}
                 if is_placed and begin < end:
                     sample[PLACE] = offsets[begin]
-                sample.update(zip(names[begin:end], bodies[begin:end], strict=True))
+                sample.update(zip(names[begin:end], values[begin:end], strict=True))
         return [samples[number].copy() for number in numbers]
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
@@ -333,7 +335,7 @@ class IndexedShardSource(_Sharded, KeySource):
         return await self.data.aget(key, wanted)
 
     def many(self, wanted: Wanted | None) -> ReadsMany | None:
-        if self.is_compressed or self.data.blocks is not None or not all(map(is_file, self.urls)):
+        if self.is_compressed or self.data.blocks is not None:
             return None
         return partial(self.data.get_many, wanted=wanted)
 
@@ -353,7 +355,8 @@ class IndexedShardSource(_Sharded, KeySource):
         if not io.pipeline.is_by_number:
             return io.ranges(partial(self.data.members, wanted=wanted))
         get = self.data.get_scattered if io.pipeline.scatters and self.is_compressed else self.data.get
-        return io.keys(self.data, partial(get, wanted=wanted), self.many(wanted))
+        many = self.many(wanted) if all(map(is_file, self.urls)) else None  # others: as each sample arrives
+        return io.keys(self.data, partial(get, wanted=wanted), many)
 
 
 def current_reader() -> Reader:

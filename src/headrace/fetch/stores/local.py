@@ -6,10 +6,12 @@ import os
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Self
 
-from headrace._util.reads import Ranges, check_match, clamped
+from headrace._util.reads import check_match, clamped
 from headrace.errors import AccessDeniedError, ObjectChangedError, ObjectMissingError, StorageError, masked
 from headrace.fetch.threads import Threads
 from headrace.types import Answer, Buffer, Listed
@@ -41,9 +43,9 @@ class LocalStore:
         """
         return await answer_from(self._threads, _File(path).open, start, stop, if_match)
 
-    async def get_each(self, files: Sequence[tuple[str, str | None, Ranges]]) -> list[tuple[int, list[bytes]]]:
-        """Return the size of each file, with a path and a version, and the bytes of its ranges."""
-        return await self._threads.call(lambda: [_read(*one) for one in files])
+    async def get_each(self, ranges: Sequence[tuple[str, str | None, tuple[int, int]]]) -> list[tuple[int, bytes]]:
+        """Return the size of the file and the bytes of each range, given by path, version and range."""
+        return await self._threads.call(_read_each, ranges)
 
     async def listing(self, prefix: str, *, levels: int | None = None) -> AsyncIterator[list[Listed]]:
         folders: list[tuple[str, tuple[tuple[int, int], ...]]] = [(prefix, ())]
@@ -77,14 +79,18 @@ def _begin(opened: OpenFile, start: int, stop: int | None, if_match: str | None)
         os.close(descriptor)
 
 
-def _read(path: str, if_match: str | None, ranges: Ranges) -> tuple[int, list[bytes]]:
-    descriptor, size, _ = _File(path).open(if_match)
-    try:
-        for start, stop in ranges if hasattr(os, "posix_fadvise") else ():  # then a disk serves all of them at once
-            os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
-        return size, [os.pread(descriptor, stop - start, start) for start, stop in ranges]
-    finally:
-        os.close(descriptor)
+def _read_each(ranges: Sequence[tuple[str, str | None, tuple[int, int]]]) -> list[tuple[int, bytes]]:
+    read = list[tuple[int, bytes]]()
+    for (path, etag), some in groupby(ranges, itemgetter(0, 1)):
+        descriptor, size, _ = _File(path).open(etag)
+        try:
+            spans = [span for _, _, span in some]
+            for start, stop in spans if hasattr(os, "posix_fadvise") else ():  # then a disk serves all of them at once
+                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_WILLNEED)
+            read += [(size, os.pread(descriptor, stop - start, start)) for start, stop in spans]
+        finally:
+            os.close(descriptor)
+    return read
 
 
 class _Body:
