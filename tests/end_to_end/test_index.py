@@ -359,6 +359,7 @@ def test_a_flipped_bit_is_an_error_in_the_place_of_its_sample(
 
 COMBINED: dict[str, Order] = {
     "by number": by_number,
+    "slice": lambda data: data.skip(1).slice(2, 24),
     "concat": lambda data: data.concat(hr.from_map(range(3))),
     "zip": lambda data: data.zip(data, hr.from_map(ALL)),
     "mix": lambda data: hr.mix({"a": data, "b": data.concat(hr.from_map(range(9)))}, {"a": 2, "b": 1}),

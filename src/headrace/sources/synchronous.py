@@ -141,6 +141,8 @@ class _InThread:
                 samples.append(next(self._samples))
         except StopIteration:
             self._samples = iter(())
+        except StopAsyncIteration as error:  # raised on, it would end the epoch
+            self._error = RuntimeError(f"{_name(self._iterable)} raised {error!r}")
         except Exception as error:
             self._error = error
         return samples
