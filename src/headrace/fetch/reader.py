@@ -156,6 +156,8 @@ class Reader:
         from headrace.fetch.stores.local import LocalStore
 
         self._check_open()
+        if not ranges:
+            return []
         store = self._stores.of(ranges[0][0])[0]
         assert isinstance(store, LocalStore)
         await paid(running_charge.get(), sum(stop - start for _, _, (start, stop) in ranges))

@@ -109,6 +109,8 @@ class SeekableFile(io.RawIOBase):
 
 async def for_each(count: int, do: Callable[[int], Awaitable[T]], at_once: int = _AT_ONCE) -> list[T]:
     """Return `do(0)` … `do(count - 1)`. Up to `at_once` run concurrently, and the first error cancels the rest."""
+    if count == 1:
+        return [await do(0)]
     results: dict[int, T] = {}
     todo = iter(range(count))
 

@@ -22,6 +22,7 @@ from headrace.dataset.source import KeepsKey, ReadsMany, SampleSource, SourceOrd
 from headrace.dataset.stream import Stream
 from headrace.errors import masked
 from headrace.formats.format import Format
+from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
 from headrace.ops.operator import EachSample, with_source
@@ -403,11 +404,16 @@ class CombinedDataset(InputsDataset):
 
     async def get_many(self, keys: Sequence[int]) -> Sequence[object]:
         samples, inputs = list[object](keys), [bisect.bisect_right(self._firsts, key) - 1 for key in keys]
-        for number in sorted(set(inputs)):
+        numbers = sorted(set(inputs))
+
+        async def of_input(k: int) -> None:
+            number = numbers[k]
             places = [place for place, one in enumerate(inputs) if one == number]
             at = [keys[place] - self._firsts[number] for place in places]
             for place, sample in zip(places, await self.got_many(number, at), strict=True):
                 samples[place] = self._with_input(number, sample)
+
+        await for_each(len(numbers), of_input)
         return samples
 
     def _with_input(self, number: int, sample: object) -> object:

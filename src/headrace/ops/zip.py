@@ -13,6 +13,7 @@ from headrace._util import check
 from headrace._util.context import RunningSample, running_sample
 from headrace._util.functions import as_it_is
 from headrace.dataset.stream import Stream
+from headrace.formats.pinned_object import for_each
 from headrace.ops.combined import CombinedSpec, InputsDataset, check_objects, streams_of
 from headrace.ops.fork import side_by_side
 from headrace.ops.inputs import in_turns
@@ -182,8 +183,9 @@ class ZipDataset(InputsDataset):
             await asyncio.gather(*tasks, return_exceptions=True)  # no task outlives this call
 
     async def get_many(self, keys: Sequence[int]) -> Sequence[object]:
-        numbers = zip(*map(self.spec.numbers_of, keys), strict=True)
-        return list(zip(*[await self.got_many(k, at) for k, at in enumerate(numbers)], strict=True))
+        numbers = list(zip(*map(self.spec.numbers_of, keys), strict=True))
+        inputs = await for_each(len(numbers), lambda k: self.got_many(k, numbers[k]))
+        return list(zip(*inputs, strict=True))
 
     async def _of_its_own(self, number: int, at: int) -> object:
         """Return a sample of one input, with a random key of its own."""

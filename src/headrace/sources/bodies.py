@@ -13,7 +13,7 @@ import anyio.to_thread
 import numpy as np
 
 from headrace._util.context import running_charge
-from headrace._util.reads import Reads, Version, crc32c_of
+from headrace._util.reads import Ranges, Reads, Version, crc32c_of
 from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, not_as_indexed
 from headrace.fetch.coalescer import coalesce, span_of
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
@@ -192,10 +192,7 @@ async def bodies_at(
             raise not_as_indexed(url, said)
         _check_length(data, url, begin, end)
 
-    if len(groups) == 1:
-        await read(groups[0])
-    else:
-        await for_each(len(groups), lambda k: read(groups[k]))
+    await for_each(len(groups), lambda k: read(groups[k]))
     return bodies
 
 
@@ -203,7 +200,7 @@ async def bodies_of_shards(reader: Reader, shards: Sequence[tuple[str, Members]]
     """Read and verify members of uncompressed shards, nearby ones together. Local files: by one call in a thread."""
     tables = [members.rows for _, members in shards]
     own = [list(zip(rows.offset.tolist(), (rows.offset + rows.size).tolist(), strict=True)) for rows in tables]
-    groups = [(k, group) for k, ranges in enumerate(own) for group in coalesce(ranges, gap=_GAP_BYTES)]
+    groups = [(k, group) for k, ranges in enumerate(own) for group in _nearby(ranges)]
     spans = [span_of(own[k], group) for k, group in groups]
 
     def is_right(n: int, data: bytes) -> bool:
@@ -234,6 +231,10 @@ async def bodies_of_shards(reader: Reader, shards: Sequence[tuple[str, Members]]
             start, stop = own[k][member]
             bodies[k][member] = data[start - begin : stop - begin]
     return bodies
+
+
+def _nearby(ranges: Ranges) -> list[list[int]]:
+    return coalesce(ranges, gap=_GAP_BYTES, longest=_READ_BYTES_MOST)
 
 
 def _misplaced(data: Buffer, start: int, places: list[tuple[int, int]], names: MemberNames) -> str | None:

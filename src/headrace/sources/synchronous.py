@@ -136,7 +136,7 @@ class _InThread:
             self._samples = self._open()
         try:
             while len(samples) < most and self._error is None and not (samples and time.perf_counter() > until):
-                if running is not None:
+                if running is not None and samples:  # the first one continues the numbers of `iter`
                     running_sample.set(RunningSample(running.key, running.position + len(samples)))
                 samples.append(next(self._samples))
         except StopIteration:
