@@ -1,4 +1,4 @@
-"""Data sets of numbers, and of samples that a function makes."""
+"""Data sets of numbers, orders and saved arrays, and the memory that calls allocate."""
 
 from __future__ import annotations
 

@@ -242,6 +242,18 @@ def test_object_that_is_replaced_meanwhile_is_an_error(server: FaultServer) -> N
             use()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_windows_of_local_files_are_read_together(workers: int, tmp_path: Path) -> None:
+    files = {str(tmp_path / f"{k}.bin"): ids(size, seed=k) for k, size in enumerate(SIZES)}
+    for path, tokens in files.items():
+        Path(path).write_bytes(tokens.tobytes())
+    data = hr.tokens(list(files), "uint16", 64, stride=50).shuffle("global")
+    assert_cut(seen(data, num_workers=workers), files, 64, 50)
+    with hr.DataLoader(data, batch_size=7, num_workers=workers) as loader:
+        list(loader)
+        assert loader.stats().fetch.requests < len(data), "those of a batch are read by one request for each file"
+
+
 @pytest.mark.parametrize("size", [5000, 4000])
 def test_local_file_that_is_replaced_meanwhile_is_an_error(size: int, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
