@@ -30,6 +30,7 @@ from headrace.order.orders import (
     Order,
     Passes,
     ShardOrder,
+    StretchOrder,
     Windows,
     lane_turns,
 )
@@ -421,3 +422,14 @@ def test_endless_inputs_continue_after_the_others(block: int) -> None:
     far = ConcatOrder([plain(4), again(5)], range(2))
     assert far.count == ENDLESS
     assert located(far, [3, 4, 2**61 + 4]) == [[0, 3], [1, 0], [1, 2**61 % 5]]
+
+
+@pytest.mark.parametrize("chosen", [range(300), range(5, 290), range(3, 300, 7), range(0, 300, 200)])
+def test_a_stretch_keeps_the_windows_of_its_order(chosen: range) -> None:
+    inner = order_of([100, 200], "windows", (1, 0, 0), Windows(4, 16))
+    stretch = StretchOrder(inner, chosen)
+    assert located(stretch) == located(inner, chosen)
+    for number, position in enumerate(chosen):
+        window = inner.window_end(position)
+        same = [k for k in range(number, len(chosen)) if inner.window_end(chosen[k]) == window]
+        assert min(stretch.window_end(number), len(chosen)) == same[-1] + 1
