@@ -9,15 +9,7 @@ from headrace._util.reads import Check, Reads, Span, Version
 
 
 class OneObject(Reads):
-    """One object for all addresses, or the objects of some addresses.
-
-    Args:
-        data: the object, or objects by their addresses.
-        most_bytes: more memory than that may not be asked for at once, where it is given.
-
-    Attributes:
-        reads: how many there were.
-    """
+    """One object for all addresses, or objects by address. `most_bytes` limits the size of a request."""
 
     def __init__(self, data: bytes | Mapping[str, bytes], *, most_bytes: int | None = None) -> None:
         self.data, self.most_bytes, self.reads = data, most_bytes, 0

@@ -2,14 +2,11 @@
 
     python tests/torch_suite.py PATH/test_dataloader.py [-k EXPRESSION] [--slow] [--all] [--baseline FILE]
 
-The file comes with torch's source, as test/test_dataloader.py; it is read in place and rewritten in a temporary
-folder. Only the lines `import torch` change: each then also replaces torch's class by ours. So it is ours in
-the tests, in the processes that they spawn (those import the file again), and in the scripts that they start.
+The file is test/test_dataloader.py in torch's source. A copy in a temporary folder replaces torch's class by ours after
+each `import torch`, so that processes which the tests spawn, and scripts which they start, use it too.
 
-What is to differ on purpose stands in torch_suite_departures.toml, each with its reason. The exit status is 0 only
-where nothing else fails with our class alone, and where everything that stands there and was run does fail.
-
-Beside the package it needs what torch's tests import: pytest, pytest-timeout, expecttest, psutil.
+torch_suite_departures.toml lists intended differences with their reasons. The exit status is 0 if these, and no other
+tests, fail with our class only. Needs pytest, pytest-timeout, expecttest and psutil.
 """
 
 from __future__ import annotations

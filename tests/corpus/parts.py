@@ -35,14 +35,11 @@ class Case:
     """One archive, and what a reader must make of it.
 
     Attributes:
-        name: "group/what is odd about it".
-        data: the archive.
-        samples: what must be given, in order; with `damage`, before it.
-        damage: the error after them; None where the archive is whole.
-        doubtful: the sample in front of the damage: it may be incomplete and is not delivered. None where it
-            is known.
-        otherwise: the samples that are right as well, without an error, from a reader that supports what ours refuses,
-            or has no limits.
+        name: "group/peculiarity".
+        samples: Expected samples in order, before the damage.
+        damage: Error after them. None: the archive is whole.
+        doubtful: Sample before the damage, which may be incomplete and is not delivered. None: it is known.
+        otherwise: Samples that are right too, from a reader without our limits and refusals.
     """
 
     name: str

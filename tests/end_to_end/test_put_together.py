@@ -1,6 +1,7 @@
 """Operators that group samples, and steps that give many samples for one."""
 
 import io
+import itertools
 import os
 import signal
 import uuid
@@ -20,6 +21,7 @@ from unit.batchers import Buckets, Budget
 import headrace as hr
 from headrace.fetch.stores import memory
 from headrace.ops import registry as registered
+from headrace.workers.queue import TaskQueue
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +216,16 @@ def test_batches_are_of_several_sizes_when_they_are_taken_apart() -> None:
     batches = loops.loaded(stream)
     assert [batch["n"].tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
     assert [batch["size"].tolist() for batch in batches] == [[4, 4, 4], [4, 4, 4], [4, 4, 2], [2]]
+
+
+def test_full_batches_are_made_before_further_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, give = list[str](), TaskQueue._give
+    kept = lambda queue, worker, entry: (given.append(entry.task.finish.name), give(queue, worker, entry))
+    monkeypatch.setattr(TaskQueue, "_give", kept)
+    (lines := tmp_path / "lines.jsonl").write_text('{"n": 1}\n' * 2000)
+    for _ in hr.DataLoader(hr.stream(lines, index=None).batch(10).unbatch(), batch_size=20, prefetch_factor=100):
+        pass
+    assert 0 < max(len(list(some)) for name, some in itertools.groupby(given) if name == "GROUP") < 30
 
 
 def test_samples_made_of_others_are_shuffled_within_windows() -> None:

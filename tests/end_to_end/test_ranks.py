@@ -92,6 +92,7 @@ def is_even(sample: Any) -> bool:
 def test_ranks_repeat_filtered_samples_for_an_epoch_of_a_given_size() -> None:
     data = put_indexed("ranks", COUNTS).shuffle().filter(is_even)
     steps = global_steps(data.epoch(samples=24), 2)
+    assert steps == global_steps(data.repeat().epoch(samples=24), 2)
     assert [len(step) for step in steps] == [8, 8, 8]
     assert len({number for step in steps for number in step}) == 24
     long = flat(global_steps(data.epoch(samples=96), 3))

@@ -244,7 +244,8 @@ def test_an_endless_stream_ends_where_it_is_told_to(urls: list[str], index: str)
     with pytest.raises(TypeError, match="has no end"):
         len(data.repeat())
     assert len(epochs_of(data.repeat().take(150))[0]) == len(data.repeat().take(150)) == 150
-    assert len(epochs_of(data.epoch(samples=20))[0]) == len(data.epoch(samples=20)) == 20
+    assert epochs_of(data.repeat().epoch(samples=20)) == epochs_of(data.epoch(samples=20))
+    assert len(epochs_of(data.epoch(samples=20))[0]) == len(data.repeat().epoch(samples=20)) == 20
     assert len(epochs_of(hr.stream(urls, index=None).repeat().take(150))[0]) == 150
     with hr.DataLoader(data.repeat(), batch_size=4) as loader:
         assert len(list(itertools.islice(loader, 40))) == 40

@@ -87,13 +87,11 @@ class FaultyStore:
     """Objects by path; each request meets a fault with the probability `p`.
 
     Attributes:
-        faults: which ones; drawn for each request.
-        latency: seconds to the head of an answer.
-        fails_at: byte of a body at which its fault occurs; drawn by default.
-        requests: how many were made for each path.
-        injected: the faults that were met.
-        violations: requests made before the time that Retry-After had asked for.
-        open_bodies, under_way: what has not been given back.
+        latency: Seconds to the head of a response.
+        fails_at: Byte of a body at which its fault occurs. Drawn by default.
+        requests: Number of requests by path.
+        injected: Faults that occurred.
+        violations: Requests before the time that Retry-After requested.
     """
 
     rng: random.Random

@@ -277,14 +277,14 @@ class Setup:
     """The epoch to drive.
 
     Attributes:
-        samples: the source's; a Failure stands for one that could not be read.
-        sizes: of the parts that it puts.
-        chains: by number; the last one has `LAST`.
-        last: (how many batches are of the size, the sizes of those that follow), where that is known.
-        cuts: of the batches, where the source gives them.
-        breaks: whether the source raises at its end.
-        together: how many batches are made by one task at most.
-        limits: how many samples each level gives at most; empty: all do.
+        samples: Samples of the source. A Failure: one that could not be read.
+        sizes: Sizes of the parts that the source puts.
+        chains: By number. The last one has `LAST`.
+        last: (number of full batches, sizes of later ones), if known.
+        cuts: Sizes of batches, if the source determines them.
+        breaks: True if the source raises at its end.
+        together: Maximum number of batches per task.
+        limits: Maximum number of samples of each level. Empty: no limits.
     """
 
     samples: Sequence[Any]

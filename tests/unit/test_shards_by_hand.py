@@ -56,18 +56,17 @@ class Waiting:
 
 @dataclass(kw_only=True)
 class World:
-    """The shards, and what is wrong with them.
+    """Shards by address, and their faults.
 
     Attributes:
-        archives: by their addresses.
-        broken: the addresses, and the byte from which on their reads fail.
-        spoilt: the addresses and numbers of samples whose bytes are others than they were.
-        heals: whether these are right when they are read again.
-        others: the addresses that have become larger meanwhile.
-        cut: the addresses of unknown size, and their remaining sizes.
-        renewed: the addresses that have another version whenever they are read.
-        lost: the addresses over whose ranges workers end.
-        gives_whole: whether the server has no ranges.
+        broken: Byte from which reads fail, by address.
+        spoilt: Addresses and numbers of samples whose bytes have changed.
+        heals: True if a second read of these is right.
+        others: Addresses of shards that have grown.
+        cut: Remaining sizes of shards of unknown size, by address.
+        renewed: Addresses of shards that have a new version in each read.
+        lost: Addresses of shards whose ranges end workers.
+        gives_whole: True if the server ignores ranges.
     """
 
     archives: dict[str, bytes]
@@ -108,16 +107,7 @@ def bodies(counts: Sequence[int]) -> list[Fields]:
 
 
 class ByHand:
-    """A producer, its reader and its flow, whose answers the test gives.
-
-    Args:
-        make: makes the producer of its reader.
-        seed: of the order of callbacks that are ready at once.
-
-    Attributes:
-        waiting: who waits for an answer.
-        put_at: what was put, by its number.
-    """
+    """A producer with a reader and a flow whose responses the test gives. `seed` sets the order of ready callbacks."""
 
     key, is_starved = 5, False
 

@@ -195,6 +195,11 @@ class AsyncIterableDataset(OwnDataset):
         return IterSource(self)
 
 
+def is_built_in(data: object) -> bool:
+    """Return whether the class of a data set is headrace's, not its user's."""
+    return type(data).__module__.startswith("headrace.")
+
+
 @dataclass(slots=True)
 class _Open:
     """A data set, or a copy, that is open on a loop, with its number of users."""
@@ -221,7 +226,7 @@ class LoopSession(Generic[Data]):
     def is_needed(self) -> bool:
         kind = type(self._data)
         opens = kind.aopen is not OwnDataset.aopen or kind.aclose is not OwnDataset.aclose
-        return opens and not kind.__module__.startswith("headrace.")
+        return opens and not is_built_in(self._data)
 
     @property
     def data(self) -> Data:
@@ -301,8 +306,7 @@ class KeySource(SampleSource):
         return await awaited(LoopSession(self.data).data, key)
 
     def many(self, wanted: Wanted | None) -> ReadsMany | None:
-        is_ours = type(self.data).__module__.startswith("headrace.")
-        return getattr(self.data, "get_many", None) if is_ours else None
+        return getattr(self.data, "get_many", None) if is_built_in(self.data) else None
 
     def open(self, io: EpochIO) -> Producer:
         data, session = self.data, LoopSession[Any](self.data)

@@ -368,9 +368,7 @@ class BatchOpener:
 
 
 def _raise(raised: RaisedError) -> NoReturn:
-    from headrace.torch_compat.serialize import unpack_error
-
-    error = unpack_error(raised.error)
+    error = serialize.unpack_error(raised.error)
     if raised.note:
         error.add_note(raised.note)
     raise error

@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any, Self
 
 from headrace._util.context import RunningSample, is_ours, part_position, running_charge, running_reader, running_sample
 from headrace._util.sample_ranges import Scanner
-from headrace.dataset.asynchronous import Asked, ShardInfo, running_shard
+from headrace.dataset.asynchronous import (
+    Asked,
+    AsyncDataset,
+    AsyncIterableDataset,
+    LoopSession,
+    ShardInfo,
+    is_built_in,
+    running_shard,
+)
 from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import LoaderClosedError, OptionError
 from headrace.fetch import Reader
 from headrace.options import Settings, Skip
 from headrace.order.cursor import Cursor
-from headrace.order.orders import ENDLESS
+from headrace.order.orders import ENDLESS, Rounds
 from headrace.order.permutation import draw, sample_seed, window_order
 from headrace.order.steps import Steps
 from headrace.pipeline.pipeline import Ordering, Pipeline
@@ -30,7 +38,6 @@ from headrace.workers.failures import Failure
 from headrace.workers.tasks import NO_STEP, Step
 
 if TYPE_CHECKING:
-    from headrace.dataset.asynchronous import AsyncDataset, AsyncIterableDataset
     from headrace.engine.epoch_builder import EpochBuilder
     from headrace.formats.compression import Decompressor
     from headrace.order.packed_rows import PackedRows
@@ -86,7 +93,6 @@ class EpochIO:
         resumable: Resumable | None = None
 
         def make() -> AsyncIterator[object]:
-            from headrace.dataset.asynchronous import LoopSession
             from headrace.fetch.meter import WatchedIterator
             from headrace.readers.from_iterator import Resumable
 
@@ -96,7 +102,7 @@ class EpochIO:
             sharing = Sharing(pipeline, plan, of_caller or mine.aiter)
             resumable = Resumable(mine, sharing.open, plan.begin.mark if plan.is_resumed else None, take, begin)
             opened: AsyncIterator[object] = resumable.open()  # now, as snapshots need an open iterator
-            if data.loop != "caller" and _is_users(data):
+            if data.loop != "caller" and not is_built_in(data):
                 opened = WatchedIterator(opened, meter.held(f"{type(data).__name__}.aiter"))
             return opened
 
@@ -122,7 +128,7 @@ class EpochIO:
         order, steps, planning = self._plan.order, self._steps, self.planning
         name = type(data).__name__
         many = many if not self._prefix else None
-        if _is_users(data):
+        if not is_built_in(data):
             get = self._meter.held(f"{name}.aget").watched(get)
             many = many and self._meter.held(f"{name}.aget_many").watched(many)
         get = get if not self._prefix else partial(get_through, get, self._prefix)
@@ -151,7 +157,7 @@ class EpochIO:
             adaptive=self._adaptive,
             chunks=ChunkSizes(self._gathered, self._chunk, many is None and self._gathered > self._plan.batch_size),
             pack_error=serialize.pack_error,
-            again=not _is_users(data) or self._gathered > self._plan.batch_size,
+            again=is_built_in(data) or self._gathered > self._plan.batch_size,
         )
 
     def ranges(self, members: Callable[[int, Ints], Awaitable[Members]]) -> IndexedShardProducer:
@@ -184,7 +190,6 @@ class EpochIO:
             unpacks: Decompresses the shard at a URL. None for an uncompressed shard.
             expected: Index entry of the shard with a number. None without an index.
         """
-        from headrace.order.orders import Rounds
         from headrace.readers.sequential import ResumeToken, ShardPlan, ShardProducer, ShardReading, ShuffleWindow
 
         pipeline, settings, plan, shuffle = self.pipeline, self._settings, self._plan, self.pipeline.order.shuffle
@@ -249,10 +254,6 @@ def described_as_read(order: Ordering) -> list[str]:
             size = f", samples={shuffle.buffer or _BUFFER_SAMPLES}"
         text = shuffle.in_words(by, size)
     return order.described(text)
-
-
-def _is_users(source: object) -> bool:
-    return not type(source).__module__.startswith("headrace.")
 
 
 class _Ahead:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace._util import check
 from headrace.ops.operator import EpochOperator
 from headrace.order.orders import ENDLESS
-from headrace.pipeline.pipeline import refusal
+from headrace.pipeline.pipeline import Ordering, refusal
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream
@@ -33,7 +33,8 @@ class Repeat(EpochOperator):
         return (ENDLESS if count else 0) if self.times is None else count * self.times
 
     def add_to(self, builder: PipelineBuilder) -> None:
-        builder.add_to_order(self)
+        if not builder.order.is_endless:
+            builder.add_to_order(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class EpochSize(EpochOperator):
     def add_to(self, builder: PipelineBuilder) -> None:
         """Set the passes of the plan, or limit samples that are counted as they come."""
         samples = self.samples * builder.batch_size
+        if builder.order.is_endless:
+            builder.order = Ordering(builder.order.operators[:-1])  # this operator repeats as needed
         if builder.is_counted:
             builder.add_to_order(replace(self, samples=samples))
             return

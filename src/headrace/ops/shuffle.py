@@ -12,14 +12,13 @@ from headrace._util import check
 from headrace._util.functions import as_it_is
 from headrace.ops.operator import EachSample, GroupOperator, PassOperator
 from headrace.order.orders import Order, ShuffledOrder
-from headrace.pipeline.pipeline import refusal
+from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.workers.randomness import rng
 from headrace.workers.tasks import Step
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream
     from headrace.pipeline.compile import PipelineBuilder
-    from headrace.pipeline.pipeline import Pipeline
 
 WINDOW_SAMPLES, WINDOW_BATCHES = 2048, 16  # default windows for derived samples
 

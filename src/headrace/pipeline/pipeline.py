@@ -43,6 +43,11 @@ class Ordering:
         return next((one.shuffle for one in self.one_pass if one.shuffle is not None), None)
 
     @property
+    def is_endless(self) -> bool:
+        """True if the last operator repeats without end."""
+        return bool(self.operators) and self.operators[-1] is self.passes and self.passes.passes == (None, None)
+
+    @property
     def _of_all(self) -> Sequence[OrderOperator]:
         """Operators that apply to all passes together."""
         return self.operators[len(self.one_pass) :]
@@ -159,7 +164,8 @@ class Pipeline:
         limits = (self.limit, *(regroup.limit for regroup in self.regroups))
         are_counted = any(step.is_numbered for step in self._all_steps) or any(limit is not None for limit in limits)
         is_read_to_limit = self.order.is_limited and (self.source.is_compressed or not self.source.traits.numbered)
-        return self.order.passes is not None or are_counted or is_read_to_limit
+        is_passed = self.order.passes is not None and not self.order.is_endless
+        return is_passed or are_counted or is_read_to_limit
 
     @property
     def of_all(self) -> str | None:

@@ -21,7 +21,7 @@ from headrace.errors import StateMismatchError
 from headrace.options import Balance, Settings
 from headrace.order.cursor import Cursor
 from headrace.order.orders import ENDLESS, Order
-from headrace.order.steps import Deal, Steps, few_left
+from headrace.order.steps import Deal, Steps, Work, dealt, few_left
 from headrace.pipeline.epoch_orders import Planning
 from headrace.pipeline.pipeline import Pipeline, refusal
 from headrace.session.rank_sharing import (
@@ -41,7 +41,6 @@ from headrace.torch_compat.ranks import RankShare
 from headrace.types import Ints
 
 if TYPE_CHECKING:
-    from headrace.order.steps import Work
     from headrace.session.exclusion import ExclusionFilter
 
 log = logging.getLogger("headrace")
@@ -469,8 +468,6 @@ class RankBalancer:
 
     def __call__(self, positions: Ints, sizes: Sequence[int]) -> Ints:
         """Return the rank of each position of a step. `sizes` are the numbers per rank."""
-        from headrace.order.steps import dealt
-
         return dealt(self._work(self._planning.numbers(self._order, positions)), sizes)
 
     def _work(self, numbers: Ints) -> Work:

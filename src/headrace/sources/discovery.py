@@ -26,12 +26,11 @@ from headrace.formats.registry import (
     known_formats,
     sniffed,
 )
-from headrace.sources.entries import Entries, Facts, entries_of, listed_of, only, survey_of
+from headrace.sources.entries import Entries, Facts, Listing, entries_of, listed_of, listing_of, only, survey_of
 from headrace.sources.reading import Options, found
 
 if TYPE_CHECKING:
     from headrace.formats.format import Format, ShardEntry
-    from headrace.sources.entries import Listing
     from headrace.sources.kinds import Survey
 
 
@@ -93,8 +92,6 @@ def names_at(
     looked_up = [is_pattern(url) or (folders is not None and is_folder(url)) for url in given]
     if not any(looked_up):
         return Names(given)
-    from headrace.sources.entries import listing_of
-
     parts: list[Sequence[str]] = []
     listings: list[Listing] = []
     for url, is_looked_up in zip(given, looked_up, strict=True):
@@ -290,8 +287,6 @@ def _is_folder(url: str) -> bool:
 
 def folders_at(urls: Sequence[str], storage_options: Options, *, kept: bool) -> Names:
     """List some folders."""
-    from headrace.sources.entries import listing_of
-
     listings = [listing_of(f"{url.rstrip('/')}/", None, storage_options, kept=kept) for url in urls]
     for listing in listings:
         if not listing.urls:

@@ -17,7 +17,7 @@ from headrace._util.shared_memory import Segment, close_all, sending_descriptors
 from headrace.errors import CannotCarryError, LoaderClosedError
 from headrace.torch_compat import serialize
 from headrace.torch_compat.picklers import OutwardPacker
-from headrace.torch_compat.serialize import packed_size
+from headrace.torch_compat.serialize import cannot_carry, packed_size
 from headrace.types import Buffer
 from headrace.workers.tasks import CHAINS, Chain, ChainsMessage, SpecMessage, Step, StreamChains
 
@@ -127,8 +127,6 @@ class Chains:
                     "process, and these workers share nothing with it"
                 )
         except Exception as error:
-            from headrace.torch_compat.serialize import cannot_carry
-
             refusal = cannot_carry(error, _named(chains.values()), 'or give workers="thread"')
             refusal.add_note("stage: work")
             raise refusal from error

@@ -20,13 +20,11 @@ class Case:
     """A loader that a test starts, kills and resumes.
 
     Attributes:
-        name: Description for the message of a failure.
-        data: makes its data set, as a new process would.
-        options: of all loaders of the run.
-        random_kept: whether samples see the same random numbers however the run is interrupted.
-        workers: numbers of workers to choose from.
-        errors: the types of those that come in the places of batches.
-        is_timed: whether time cuts the batches, so that samples and their order alone are the same.
+        data: Makes the data set, as a new process would.
+        random_kept: True if samples draw the same random numbers wherever the run is interrupted.
+        workers: Numbers of workers to choose from.
+        errors: Types of errors in place of batches.
+        is_timed: True if time cuts the batches, so that only samples and their order are the same.
     """
 
     name: str

@@ -56,15 +56,12 @@ class Kind:
     """A format.
 
     Attributes:
-        name: as the page calls it.
-        write: the files of a data set by their names, packed in a way; those that are given to `hr.stream` first.
-        given: how many of those are; 0: the folder is.
-        number: gives the number of a sample.
-        cannot: by (how it is packed, what is asked).
-        packings: which there are.
-        absent: why there are no others.
-        index: the argument of `hr.stream`, for all but streaming.
-        open: makes a stream of addresses, with `index=` and `storage_options=`.
+        name: Name on the page.
+        write: Returns the files of a data set by name, in a packing. Those for `hr.stream` come first.
+        given: Selects the addresses for `hr.stream`.
+        cannot: Errors by (packing, capability).
+        absent: Why there are no other packings.
+        index: Argument of `hr.stream`, except for streaming.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Runs programs with one class of loader, and records all differences that they could see.
+"""Runs programs with one class of loader, and records everything that they can observe.
 
-A family of programs is a file that is run as a script, so that its classes and functions are those of `__main__`, as
-most users' are. Each program is one function that takes the class and a function that notes a thing:
+A file of programs runs as a script, so that its classes belong to `__main__`, as most users' do. Each program is a
+function of the class and of a function that records a value:
 
     @program
     def batches_of_numbers(loader: Any, note: Note) -> None:
@@ -11,7 +11,7 @@ most users' are. Each program is one function that takes the class and a functio
     if __name__ == "__main__":
         run()
 
-Beside what a program notes, the warnings, the error that ends it and what it has drawn of the random numbers count.
+Warnings, the error that ends a program, and its state of random numbers are recorded too.
 """
 
 from __future__ import annotations

@@ -293,8 +293,8 @@ class TaskPool:
 
 
 _WORTH_S = 20e-3  # work per task: large against the overhead of a task
-_WORTH_AT_ONCE_S = 5e-3  # if the trainer waits for the first sample
-_WORTH_BYTES = 2**20
+_WORTH_AT_ONCE_S = 5e-3  # if the trainer waits for the first result
+_WORTH_BYTES = 2**21
 _WORTH_AT_ONCE_BYTES = 2**18
 _LARGE_BYTES = 2**16  # larger samples have a slab alone, from which they are not copied
 
@@ -315,14 +315,10 @@ class Pace:
 
     @property
     def size(self) -> int:
-        if self._sample_bytes > _LARGE_BYTES or (self._is_awaited and not self._sample_s):
+        if not self._sample_s or (self._is_awaited and self._sample_bytes > _LARGE_BYTES):
             return 1
-        size = self._grown
-        if self._sample_s:
-            size = min(size, int(self._worth_s / self._sample_s))
-        if self._sample_bytes:
-            size = min(size, int(self._worth_bytes / self._sample_bytes))
-        return max(1, size)
+        most = min(self._worth_s / self._sample_s, self._worth_bytes / max(1.0, self._sample_bytes))
+        return max(1, min(self._grown, int(most)))
 
     def begin(self) -> None:
         """Count a task: sizes grow as 1, 1, 2, 4, ..."""

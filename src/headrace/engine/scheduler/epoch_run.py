@@ -288,8 +288,11 @@ class Epoch:
 
     def batch_of(self, level: Level, start: int) -> int:
         """Estimate the batch that a unit is for, which is the priority of tasks. Never decreases."""
-        # Complete groups go first, before new ones start.
-        return self._boundaries.find(start)[0] if level is self._levels[0] else 0
+        if self._batches.keeps_count:
+            return self._boundaries.find(start)[0]
+        # Full batches go first, then complete groups, then single samples.
+        filling = self._boundaries.find(self._cut)[0]
+        return filling if level is not self._levels[0] else max(filling + 1, self._boundaries.find(start)[0])
 
     def is_awaited(self, level: Level, start: int) -> bool:
         """True if the oldest batch waits for units that have not started."""
@@ -383,7 +386,7 @@ class Epoch:
             return self._assembly.lacks(position)
         if position is not None and position <= self._levels[0].frontier:
             return self._assembly.lacks(None)
-        if self._loading or any(level.is_busy for level in self._levels) or not self._assembly.lacks(None):
+        if not self._assembly.lacks(None) or self._loading or any(level.is_busy for level in self._levels):
             return False
         # Earlier reads under way may be all that is missing.
         return not self._turns or position == next(iter(self._turns.values()))

@@ -134,9 +134,7 @@ class BatchSpec:
         """Maximum number of samples per task before the last stage."""
         if self.is_timed:
             return 1
-        if self.has_groups and self.depth:
-            return min(_MAX_CHUNK, self.look_ahead)
-        return self.together if self.batch_size == 1 else 1
+        return min(_MAX_CHUNK, self.look_ahead) if self.depth else 1
 
     def gathered(self, batch_size: int) -> int:
         """Estimate the source samples made for a batch, limited by `look_ahead`."""

@@ -116,17 +116,18 @@ class GroupFinder:
         """Remove the group at these indices of waiting samples. A lasting batcher stays."""
         if not isinstance(self._batcher, LastingBatcher):
             return self._anew(chosen)
-        lasting, offered, gone = self._batcher, self._offered, set(chosen)
-        known = [one for k, one in enumerate(self._known) if k not in gone]
+        lasting, offered, known = self._batcher, self._offered, self._known
+        for k in sorted(chosen, reverse=True):
+            del known[k]
         group = self._anew(chosen)
         self._batcher, self._offered, self._known = lasting, offered, known
         return group
 
     def _anew(self, chosen: Sequence[int], error: Exception | None = None) -> FoundGroup:
         """Remove the group and offer the remaining samples to a new batcher."""
-        numbers, gone = [self._numbers[k] for k in chosen], set(chosen)
-        self._numbers = [number for k, number in enumerate(self._numbers) if k not in gone]
-        self._measures = [measure for k, measure in enumerate(self._measures) if k not in gone]
+        numbers = [self._numbers[k] for k in chosen]
+        for k in sorted(chosen, reverse=True):
+            del self._numbers[k], self._measures[k]
         self._batcher, self._offered, self._known = None, 0, []
         return FoundGroup(numbers, error)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 from anyio.abc import TaskGroup
 
-from headrace._util.context import running_charge
+from headrace._util.context import part_position, running_charge
 from headrace._util.shared_memory import bytes_in
 from headrace.engine.scheduler.dispatch import Budget, Dispatch, Pace, Pile
 from headrace.engine.scheduler.epoch_spec import EpochSpec, GroupStage, InnerStage, LimitStage, LoopStage, WorkStage
@@ -85,8 +85,8 @@ class Level:
         self._positions: deque[int] = deque()  # of waiting samples
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
         works = all(type(stage) is WorkStage for stage in self._stages)  # steps on the loop are awaited together
-        most = spec.batches.together_before
-        self._pace = Pace(most, is_awaited=not spec.batches.has_groups) if works and most > 1 else None
+        most, is_each = spec.batches.together_before, spec.batches.batch_size == 1 and not spec.batches.has_groups
+        self._pace = Pace(most, is_awaited=is_each) if works and most > 1 else None
         self.group: TaskGroup | None = None
 
     @property
@@ -149,9 +149,12 @@ class Level:
 
     @property
     def _chunk(self) -> int:
-        if self._pace is not None:
+        if not self._stages:
+            return self._pile.size  # nothing to do: whole parts pass
+        if self._pace is not None and (self._dispatch.has_begun or self._batches.is_input):
             return self._pace.size
-        return self._batches.chunk(self._batches.batch_size or self._pile.size, self._learned.sample_s)
+        share = self._batches.chunk(self._batches.batch_size or self._pile.size, self._learned.sample_s)
+        return share if self._pace is None else min(share, self._pace.size)
 
     def _take(self) -> Units:
         if self._pace is not None:
@@ -187,7 +190,6 @@ class Level:
             outcome.part.release()
             return
         self.under_way -= 1
-        self._budget.changed()
         self._come_out(units, outcome)
         self.begin()
         self._host.moved()
@@ -307,8 +309,6 @@ def _changed(known: int, given: int) -> StateMismatchError:
 
 def _parts_of(positions: Sequence[int], kept: Sequence[int], place: int) -> list[int]:
     """Return the positions of results. `kept` has the input index of each."""
-    from headrace._util.context import part_position
-
     result, last, part = [], -1, 0
     for k in kept:
         part = part + 1 if k == last else 0
