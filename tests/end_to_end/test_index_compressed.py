@@ -3,6 +3,7 @@
 import asyncio
 import bz2
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -16,6 +17,8 @@ from typing import Any
 
 import lz4.frame
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 from builders.loops import flat, loaded, outcomes, rest_of, resumed_anywhere, state_after
@@ -29,6 +32,7 @@ from headrace.formats.index import ShardIndex
 from headrace.formats.limits import DEFAULTS, Limits
 from headrace.indexes.building import build_shard
 from headrace.sources import bodies
+from headrace.sources.shards import IndexedShards
 from headrace.testing import FaultServer
 from headrace.testing.decoders import same
 
@@ -270,7 +274,13 @@ def tarred(first: int, count: int) -> bytes:
     return tar(numbered_samples(first, count))
 
 
-KINDS: dict[str, Callable[[int, int], bytes]] = {
+def table(first: int, count: int) -> bytes:
+    rows = pa.table({"cls": pa.array(range(first, first + count), pa.int64())})
+    pq.write_table(rows, data := io.BytesIO(), row_group_size=4)
+    return data.getvalue()
+
+
+SCANNED: dict[str, Callable[[int, int], bytes]] = {
     "jsonl": lines,
     "jsonl.gz": lambda *shard: gzip.compress(lines(*shard)),
     "jsonl.zst": lambda *shard: zstandard.compress(lines(*shard)),
@@ -278,6 +288,7 @@ KINDS: dict[str, Callable[[int, int], bytes]] = {
     "tar": tarred,
     "tar.gz": lambda *shard: gzip.compress(tarred(*shard)),
 }
+KINDS = SCANNED | {"parquet": table}
 
 
 def shards(folder: Path, kind: str) -> list[str]:
@@ -291,6 +302,7 @@ Halves = tuple[hr.Stream, hr.Stream]  # the samples of the first three shards, a
 
 
 def halves(urls: Sequence[str], index: Any = "auto") -> Halves:
+    index = "auto" if urls[0].endswith("parquet") else index
     return hr.stream(urls[:3], index=index).map(number_of), hr.stream(urls[3:], index=index).map(number_of)
 
 
@@ -316,6 +328,31 @@ def test_combined_shards_are_exact(kind: str, use: str, tmp_path: Path, monkeypa
         assert each_once(combined(halves(urls, index)), world) == Counter(expected)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_combined_shards_are_read_together(
+    kind: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = halves(shards(tmp_path, kind), "build")
+    monkeypatch.delattr(IndexedShards, "get")  # of one sample
+    for combined, expected in (USES["mix"], USES["zip"]):
+        assert Counter(loaded(combined(of), batch_size=None)) == Counter(expected)
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "frames.jsonl.zst", "parquet"])
+def test_damage_in_combined_shards_is_an_error_of_its_samples(kind: str, tmp_path: Path, cache: Path) -> None:
+    urls = shards(tmp_path, kind)
+    assert [len(list(half)) for half in halves(urls, "build")] == [18, 14]  # the indexes are of undamaged shards
+    data = bytearray(Path(urls[4]).read_bytes())
+    at = {"parquet": 12, "tar.gz": len(data) // 2, "frames.jsonl.zst": data.rfind(b"\x28\xb5\x2f\xfd")}
+    data[at[kind]] ^= 255
+    Path(urls[4]).write_bytes(data)
+    came = outcomes(halves(urls)[0].concat(halves(urls)[1]), batch_size=None)
+    alone = outcomes(hr.from_map(range(14)).map(halves(urls)[1].aget), batch_size=None)
+    assert [*map(repr, came[:18])] == [*map(repr, range(18))]
+    assert [*map(type, came[18:])] == [*map(type, alone)]
+    assert 0 < sum(isinstance(one, Exception) for one in came) < 14
+
+
 def each_once(data: hr.Stream, world: int) -> Counter[int]:
     parts = []
     for rank in range(world):
@@ -326,7 +363,7 @@ def each_once(data: hr.Stream, world: int) -> Counter[int]:
     return Counter(itertools.chain(*itertools.chain(*parts)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SCANNED)
 def test_unindexed_shards_are_exact_on_two_ranks(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = hr.stream(shards(tmp_path, kind), index=None)
     for order in (data, data.shuffle(window=5), data.take(TOTAL)):

@@ -9,7 +9,7 @@ from process.waiting import trainer
 
 # Each rank gives its answers by the name of what is compared: its part, or the error.
 RANK = """
-import os, signal, time
+import datetime, os, signal, time
 import torch.distributed as dist
 from headrace.options import Ranks
 from headrace.torch_compat.ranks import find_ranks
@@ -17,13 +17,13 @@ from headrace.torch_compat.ranks import find_ranks
 def compare(digest, what="the plan", **options):
     try:
         ranks = find_ranks(Ranks(**options))
-        ranks.agree(what, digest, timeout_s=30)
+        ranks.agree(what, digest)
         return [ranks.rank, ranks.world]
     except BaseException as error:
         return [type(error).__name__, str(error)]
 
 def main():
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     pids, found = [None] * 3, {}
     dist.all_gather_object(pids, os.getpid())
@@ -72,20 +72,21 @@ def test_ranks_compare_their_plans() -> None:
 
 
 WITH_A_STORE = """
-import os, sys, time
+import datetime, os, sys, time
 import torch.distributed as dist
 from headrace.options import Ranks
 from headrace.torch_compat.ranks import find_ranks
 
 rank, port, first = {rank}, {port}, {first}
-store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False)
+limit = datetime.timedelta(seconds=30)
+store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False, timeout=limit)
 print(store.port, flush=True)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 print("ready", flush=True)
 while os.path.exists(f"/proc/{{first}}"):
     time.sleep(0.005)
 try:
-    find_ranks(Ranks()).agree("the plan", 7, timeout_s=30)
+    find_ranks(Ranks()).agree("the plan", 7)
 except BaseException as error:
     print(type(error).__name__, *error.__notes__)
 """

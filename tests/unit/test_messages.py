@@ -101,8 +101,8 @@ def test_values_that_are_not_among_the_latest_are_pickled_again_and_not_held(siz
     for _ in range(2):
         assert [pickle.loads(pickle.dumps(one)) for one in many] == many
     for kept in (pickled._packed, pickled._unpacked):
-        assert kept.nbytes <= max(pickled._LATEST_BYTES, size + 1000)
-        assert kept.nbytes == sum(nbytes for _, nbytes in kept._kept.values())
+        assert kept.held_bytes <= max(pickled._LATEST_BYTES, size + 1000)
+        assert kept.held_bytes == sum(map(kept._nbytes, kept._held.values()))
 
 
 def test_note_of_an_origin_has_what_is_known() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import operator
 import pickle
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from headrace._util.lru import Lru
 
 T = TypeVar("T")
 
@@ -46,31 +46,8 @@ class _One:
         return id(self.value)
 
 
-class _Latest:
-    """LRU cache bounded by the bytes of pickles, with at least one entry. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[object, tuple[Any, int]] = OrderedDict()
-        self._lock = threading.Lock()
-        self.nbytes = 0
-
-    def get(self, key: object, make: Callable[[], tuple[Any, int]]) -> Any:
-        """Return the cached object of `key`, or the one from `make`: (object, bytes of its pickle)."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key][0]
-        made, nbytes = make()
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = made, nbytes
-                self.nbytes += nbytes
-            while self.nbytes > _LATEST_BYTES and len(self._kept) > 1:
-                self.nbytes -= self._kept.popitem(last=False)[1][1]
-        return made
-
-
-_packed, _unpacked = _Latest(), _Latest()
+_packed = Lru[bytes](len, _LATEST_BYTES)
+_unpacked = Lru[tuple[object, int]](lambda one: one[1], _LATEST_BYTES)
 
 
 def packed_once(fields_of: Callable[[T], tuple[object, ...]]) -> Callable[[type[T]], type[T]]:
@@ -80,12 +57,8 @@ def packed_once(fields_of: Callable[[T], tuple[object, ...]]) -> Callable[[type[
     """
 
     def packed(value: Any) -> bytes:
-        def pack() -> tuple[bytes, int]:
-            data = pickle.dumps((type(value), fields_of(value)), protocol=5)
-            return data, len(data)
-
-        data: bytes = _packed.get(_One(value), pack)
-        return data
+        found = _packed.held(one := _One(value))
+        return _packed.hold(one, pickle.dumps((type(value), fields_of(value)), protocol=5)) if found is None else found
 
     def decorate(cls: type[T]) -> type[T]:
         cls.__reduce__ = lambda self: (_loaded, (packed(self),))  # type: ignore[method-assign]
@@ -95,8 +68,8 @@ def packed_once(fields_of: Callable[[T], tuple[object, ...]]) -> Callable[[type[
 
 
 def _loaded(data: bytes) -> object:
-    def load() -> tuple[object, int]:
+    found = _unpacked.held(data)
+    if found is None:
         cls, fields = pickle.loads(data)
-        return cls(*fields), len(data)
-
-    return _unpacked.get(data, load)
+        found = _unpacked.hold(data, (cls(*fields), len(data)))
+    return found[0]

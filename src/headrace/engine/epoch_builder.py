@@ -255,10 +255,6 @@ def _stages(
 
 def _by_color(steps: Sequence[Step], meter: Meter) -> list[tuple[bool, tuple[Step, ...]]]:
     return [
-        (color, tuple(_watched(step, meter) if color else step for step in some))
+        (color, tuple(replace(step, fn=meter.held(step.name).watched(step.fn)) if color else step for step in some))
         for color, some in itertools.groupby(steps, lambda step: is_async(step.fn))
     ]
-
-
-def _watched(step: Step, meter: Meter) -> Step:
-    return replace(step, fn=meter.held(step.name).watched(step.fn))

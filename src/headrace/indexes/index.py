@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from headrace._util.context import running_charge
+from headrace._util.lru import Lru
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, OptionError, StageError, masked
@@ -45,7 +44,7 @@ class OpenedIndex(NamedTuple):
 class IndexFiles(Protocol):
     """Location of an index. Holds nothing that it read, so it can be sent to other processes."""
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         """Read the numbers of samples of the shards. `hold` gets a shard's index if known already."""
         ...
 
@@ -125,7 +124,7 @@ class OneFile:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         file = await open_file(reader, self._url, urls)
 
         async def load(reader: Reads, ordinal: int) -> ShardIndex | None:
@@ -144,7 +143,7 @@ class BuiltFile(OneFile):
         super().__init__(url)
         self._limits, self._format = limits, form
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         from headrace.indexes.building import build_file
 
         await build_file(reader, urls, Path(self._url), form=self._format, limits=self._limits)
@@ -155,7 +154,7 @@ class FileForEach:
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         if len(urls) != len(self._urls):
             raise OptionError(f"index= names {len(self._urls)} files for {len(urls)} shards; one for each is needed")
         load = partial(self._load, urls)
@@ -227,7 +226,7 @@ class JoinedFiles:
     def __init__(self, indexes: Sequence[Index]) -> None:
         self._indexes = tuple(indexes)
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         for index in self._indexes:
             await index.open(reader)
         counts = [np.diff(index.starts) for index in self._indexes]
@@ -254,7 +253,7 @@ class OwnTables:
     def __init__(self, form: Format, entries: Sequence[ShardEntry], limits: Limits) -> None:
         self._format, self._entries, self._limits = form, tuple(entries), limits
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         columns: dict[int, _Columns] = {}
 
         async def learn(ordinal: int) -> tuple[int, Ints | None]:
@@ -350,17 +349,11 @@ T = TypeVar("T")
 HELD_BYTES = 256 * 2**20
 
 
-class HeldReads(Generic[T]):
-    """An LRU cache of up to `most` bytes, with single-flight reads.
+class HeldReads(Lru[T]):
+    """LRU cache with single-flight reads. For several event loops."""
 
-    Thread-safe; for several event loops.
-    """
-
-    def __init__(self, nbytes: Callable[[T], int]) -> None:
-        self._nbytes, self.most = nbytes, HELD_BYTES
-        self._lock = threading.Lock()
-        self._held: OrderedDict[Hashable, T] = OrderedDict()
-        self._held_bytes = 0
+    def __init__(self, nbytes: Callable[[T], int], most: int = HELD_BYTES) -> None:
+        super().__init__(nbytes, most)
         self._loading: dict[tuple[asyncio.AbstractEventLoop, Hashable], asyncio.Task[T]] = {}
 
     async def get(self, key: Hashable, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -381,27 +374,6 @@ class HeldReads(Generic[T]):
         except StageError as error:
             raise deepcopy(error) from error.__cause__  # each waiter adds its own notes
 
-    def held(self, key: Hashable) -> T | None:
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-            return self._held.get(key)
-
-    def hold(self, key: Hashable, one: T) -> None:
-        with self._lock:
-            if key in self._held:
-                return
-            self._held[key] = one
-            self._held_bytes += self._nbytes(one)
-            while self._held_bytes > self.most and len(self._held) > 1:
-                _, oldest = self._held.popitem(last=False)
-                self._held_bytes -= self._nbytes(oldest)
-
-    def clear(self) -> None:
-        with self._lock:
-            self._held.clear()
-            self._held_bytes = 0
-
     async def aclose(self) -> None:
         loop = asyncio.get_running_loop()
         tasks = [self._loading.pop(asked) for asked in list(self._loading) if asked[0] is loop]
@@ -411,9 +383,7 @@ class HeldReads(Generic[T]):
 
     async def _load(self, key: Hashable, load: Callable[[], Coroutine[Any, Any, T]]) -> T:
         running_charge.set(None)  # shared with other waiters, so not charged to the first sample
-        one = await load()
-        self.hold(key, one)
-        return one
+        return self.hold(key, await load())
 
     def _loaded(self, asked: tuple[asyncio.AbstractEventLoop, Hashable], task: asyncio.Task[T]) -> None:
         if self._loading.get(asked) is task:

@@ -22,6 +22,7 @@ from headrace.dataset.source import KeepsKey, ReadsMany, SampleSource, SourceOrd
 from headrace.dataset.stream import Stream
 from headrace.errors import masked
 from headrace.formats.format import Format
+from headrace.formats.index import ShardIndex
 from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.scanner import TAR
 from headrace.indexes.index import Index, JoinedFiles
@@ -452,11 +453,12 @@ class CombinedShards(IndexedShards):
         source, first = self._source_of(ordinal)
         return await source.members(ordinal - first, chosen, self._wanted(ordinal) if wanted is None else wanted)
 
-    async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
-        ordinal, _ = self.index.locate(number)
+    async def _of_block(
+        self, ordinal: int, shard: ShardIndex, chosen: Ints, wanted: Wanted | None
+    ) -> list[dict[str, object]]:
         source, first = self._source_of(ordinal)
-        number -= int(self.index.starts[first])
-        return await source.get(number, self._wanted(ordinal) if wanted is None else wanted)
+        wanted = self._wanted(ordinal) if wanted is None else wanted
+        return await source._of_block(ordinal - first, shard, chosen, wanted)
 
     def format_of(self, ordinal: int) -> Format:
         return self._source_of(ordinal)[0].format

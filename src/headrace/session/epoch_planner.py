@@ -277,7 +277,7 @@ class NextEpoch:
         plan = EpochPlan(
             begin=begin,
             order=order,
-            numbers=_no_numbers if self.planning is None else self.planning.numbers,
+            numbers=(lambda _, positions: positions) if self.planning is None else self.planning.numbers,
             steps=steps,
             rank=ranks.rank,
             world=ranks.world,
@@ -441,10 +441,6 @@ def _why_no_state(pipeline: Pipeline) -> str | None:
     if pipeline.order.shuffle is None or pipeline.order.shuffle.keeps_position:
         return None
     return "states of .shuffle(by='buffer') would have to hold the samples in the buffer; 'window' has states"
-
-
-def _no_numbers(order: Order, positions: Ints) -> Ints:  # noqa: ARG001
-    return positions
 
 
 _POWERS = {"tokens": 1, "tokens^2": 2}

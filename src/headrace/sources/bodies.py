@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.to_thread
@@ -21,6 +21,7 @@ from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits
 from headrace.formats.pinned_object import for_each
 from headrace.formats.tar.member_check import MemberNames, misplaced
+from headrace.indexes.index import HeldReads
 from headrace.readers.indexed_shards import Checker, Members
 from headrace.sources.reading import is_file
 from headrace.types import Buffer
@@ -141,13 +142,20 @@ _GAP_BYTES = 16 * 1024
 
 
 class Where(NamedTuple):
-    """A shard whose members are read. `packing` is its compression as a whole."""
+    """A shard whose members are read.
+
+    Attributes:
+        packing: Compression of the shard as a whole.
+        unpacked: Content of shards that are unpacked in order.
+        frames: Unpacked frames of compressed shards. None: they are not kept.
+    """
 
     url: str
     shard: ShardIndex
     limits: Limits
     packing: str | None = None
     unpacked: UnpackedShards | None = None
+    frames: HeldReads[bytes] | None = None
 
     @property
     def is_only_in_order(self) -> bool:
@@ -196,6 +204,20 @@ async def bodies_at(
     return bodies
 
 
+async def unpacked_bodies(reader: Reads, where: Where, members: Members) -> list[bytes]:
+    """Read and verify members of a compressed shard, nearby ones together, in order of position."""
+    rows, own = members.rows, list(zip(members.rows.offset.tolist(), members.rows.size.tolist(), strict=True))
+    crc = [None] * len(own) if members.crc is None else members.crc.tolist()
+    names = MemberNames.of(rows, np.arange(len(own))) if members.has_headers else None
+    bodies = [b""] * len(own)
+    for group in _nearby([(at, at + size) for at, size in own]):
+        some = None if names is None else names.take(group)
+        read = await bodies_at(reader, where, [own[k] for k in group], [crc[k] for k in group], some)
+        for k, body in zip(group, read, strict=True):
+            bodies[k] = body
+    return bodies
+
+
 async def bodies_of_shards(reader: Reader, shards: Sequence[tuple[str, Members]]) -> list[list[bytes]]:
     """Read and verify members of uncompressed shards, nearby ones together. Local files: by one call in a thread."""
     tables = [members.rows for _, members in shards]
@@ -221,8 +243,9 @@ async def bodies_of_shards(reader: Reader, shards: Sequence[tuple[str, Members]]
     if all(is_file(url) for url, _ in shards):
         both = zip(groups, spans, strict=True)
         found = await reader.read_each([(shards[k][0], shards[k][1].version, span) for (k, _), span in both])
-        if not all(map(is_right, range(len(groups)), found)):
-            raise ChecksumError("the bytes differ from the index", url=shards[0][0])
+        for n, data in enumerate(found):
+            if not is_right(n, data):
+                raise ChecksumError("the bytes differ from the index", url=shards[groups[n][0]][0])
     else:
         found = await for_each(len(groups), read)
     bodies = [[b""] * len(ranges) for ranges in own]
@@ -257,28 +280,28 @@ async def _unpacked_bodies(
     stop = int(np.searchsorted(frames.unpacked, max(end, begin + 1), side="left"))
     packed, unpacked = frames.packed[first : stop + 1].tolist(), frames.unpacked[first : stop + 1].tolist()
     some, version = Frames(np.array(packed), np.array(unpacked)), version_of(shard)
-    kept, name = unpacked_by(reader), (url, version, packed[0], packed[-1])
+    kept, name = where.frames, (url, version, packed[0], packed[-1])
+    unpack = partial(_unpack, frames=some, where=where)
 
-    def unpack(data: Buffer) -> bytes | None:
+    def bodies_of(data: Buffer) -> list[bytes] | None:
         try:
-            return _unpack(data, some, where)
+            return _bodies_of(url, unpack(data), unpacked[0], places, crc, names)
         except LimitError:
             raise
         except FormatError:
             return None
 
-    def bodies_of(whole: bytes | None) -> list[bytes] | None:
-        return None if whole is None else _bodies_of(url, whole, unpacked[0], places, crc, names)
-
-    async def read() -> bytes | None:
+    async def read() -> bytes:
         return await anyio.to_thread.run_sync(unpack, await reader.read(url, packed[0], packed[-1], version=version))
 
-    bodies = bodies_of(await kept.get(name, read))
-    if bodies is None:
+    with contextlib.suppress(FormatError):
+        whole = await (read() if kept is None else kept.get(name, read))
+        if (bodies := _bodies_of(url, whole, unpacked[0], places, crc, names)) is not None:
+            return bodies
+    if kept is not None:
         kept.drop(name)
-        is_right = lambda data: bodies_of(unpack(data)) is not None
-        data = await reader.read(url, packed[0], packed[-1], check=is_right, version=version)
-        bodies = bodies_of(unpack(data))
+    is_right = lambda data: bodies_of(data) is not None
+    bodies = bodies_of(await reader.read(url, packed[0], packed[-1], check=is_right, version=version))
     assert bodies is not None
     return bodies
 
@@ -331,49 +354,3 @@ def _unpack(data: Buffer, frames: Frames, where: Where) -> bytes:
 def version_of(shard: ShardIndex) -> Version:
     """Return a shard's expected version, without ETag if members have checksums, as in copies."""
     return Version(None if shard.size < 0 else shard.size, shard.etag if shard.crc is None else None)
-
-
-_KEPT_BYTES = 4 * 2**20  # serves samples that are read sequentially, or a few at a time
-_of_readers: WeakKeyDictionary[Reads, Unpacked] = WeakKeyDictionary()
-
-
-class Unpacked:
-    """The last 4 MiB of unpacked data, by object, version and range.
-
-    A request for data that are being unpacked waits for them. For use on one event loop.
-    """
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Hashable, bytes] = OrderedDict()
-        self._nbytes = 0
-        self._locks: dict[Hashable, anyio.Lock] = {}
-        self._asking: Counter[Hashable] = Counter()
-
-    async def get(self, name: Hashable, unpack: Callable[[], Awaitable[bytes | None]]) -> bytes | None:
-        """Return cached data, or the result of `unpack`, which is cached unless None or too large."""
-        lock = self._locks.setdefault(name, anyio.Lock())
-        self._asking[name] += 1
-        try:
-            async with lock:
-                data = self._kept.pop(name, None)
-                if data is None:
-                    data = await unpack()
-                else:
-                    self._nbytes -= len(data)
-                if data is not None and len(data) <= _KEPT_BYTES:
-                    self._kept[name] = data
-                    self._nbytes += len(data)
-                    while self._nbytes > _KEPT_BYTES:
-                        self._nbytes -= len(self._kept.popitem(last=False)[1])
-                return data
-        finally:
-            self._asking[name] -= 1
-            if not self._asking[name]:
-                del self._asking[name], self._locks[name]
-
-    def drop(self, name: Hashable) -> None:
-        self._nbytes -= len(self._kept.pop(name, b""))
-
-
-def unpacked_by(reader: Reads) -> Unpacked:
-    return _of_readers.setdefault(reader, Unpacked())

@@ -39,7 +39,15 @@ from headrace.ops.operator import EachSample
 from headrace.readers.indexed_shards import Members
 from headrace.readers.protocol import Producer
 from headrace.readers.sequential import Expected
-from headrace.sources.bodies import FROM_ITS_START, UnpackedShards, Where, bodies_at, bodies_of_shards, version_of
+from headrace.sources.bodies import (
+    FROM_ITS_START,
+    UnpackedShards,
+    Where,
+    bodies_at,
+    bodies_of_shards,
+    unpacked_bodies,
+    version_of,
+)
 from headrace.sources.discovery import Place, expand
 from headrace.sources.entries import Facts, shown, version_at
 from headrace.sources.reading import Options, OwnReaders, is_file, number_of
@@ -53,6 +61,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LOOKED_AT = 1000  # shard names that are inspected
+_FRAMES_BYTES = 4 * 2**20  # serves samples that are read sequentially, or a few at a time
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,7 @@ class IndexedShards(AsyncDataset):
         self._blocks = HeldReads[tuple[SharedBlock, int]](lambda one: one[1])  # with their sizes
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
+        self._frames = HeldReads[bytes](len, _FRAMES_BYTES)
         self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -139,8 +149,9 @@ class IndexedShards(AsyncDataset):
                 await self.index.open(reader)
 
     async def aclose(self) -> None:
-        await self._blocks.aclose()
-        self._blocks.clear()
+        for held in (self._blocks, self._frames):
+            await held.aclose()
+            held.clear()
         await self.index.aclose()
 
     async def aget(self, key: int, wanted: Wanted | None = None) -> dict[str, object]:
@@ -165,15 +176,24 @@ class IndexedShards(AsyncDataset):
 
     def _where(self, ordinal: int, shard: ShardIndex) -> Where:
         url, unpacked = self.urls[ordinal], self._unpacked.setdefault(asyncio.get_running_loop(), UnpackedShards())
-        return Where(url, shard, self.limits, packing_of(self.format, url), unpacked)
+        return Where(url, shard, self.limits, packing_of(self.format_of(ordinal), url), unpacked, self._frames)
 
     async def get(self, number: int, wanted: Wanted | None) -> dict[str, object]:
-        reader = current_reader()
         ordinal, row = self.index.locate(number)
-        shard = await self.index.shard(reader, ordinal)
-        rows, url = shard.rows, self.urls[ordinal]
-        key = rows.keys[row].decode("utf-8", "surrogateescape")
-        block = row if rows.block is None else int(rows.block[row])
+        shard = await self.index.shard(current_reader(), ordinal)
+        try:
+            return (await self._of_block(ordinal, shard, np.array([row]), wanted))[0]
+        except (ChecksumError, ObjectChangedError) as error:
+            error.key = _key(shard.rows, row)
+            raise
+
+    async def _of_block(
+        self, ordinal: int, shard: ShardIndex, chosen: Ints, wanted: Wanted | None
+    ) -> list[dict[str, object]]:
+        """Return the samples in some rows of one block of a shard."""
+        reader, rows, block = current_reader(), shard.rows, int(chosen[0])
+        if rows.block is not None:
+            block = int(rows.block[block])
         part = slice(int(rows.starts[block]), int(rows.starts[block + 1]))
         names = [rows.fields[k] for k in rows.field[part].tolist()]
         places = list(zip(rows.offset[part].tolist(), rows.size[part].tolist(), strict=True))
@@ -181,9 +201,9 @@ class IndexedShards(AsyncDataset):
         kept = list(range(len(names)))
         if wanted is not None and not any(some.isdisjoint(names) for some in wanted):
             kept = [k for k in kept if any(names[k] in some for some in wanted)]
-        sample: dict[str, object] = {"__key__": key, "__url__": masked(url)}
-        if places and not self.format.fields_are_members:
-            sample[PLACE] = places[0][0]
+        source: dict[str, object] = {"__url__": masked(self.urls[ordinal])}
+        if places and not self.format_of(ordinal).fields_are_members:
+            source[PLACE] = places[0][0]
 
         async def members() -> list[tuple[str, bytes]]:
             where = self._where(ordinal, shard)
@@ -197,37 +217,57 @@ class IndexedShards(AsyncDataset):
             about = None if rows.about is None else rows.about[block]
             return SharedBlock(next(BLOCK_READS), (await members()).copy, about), nbytes
 
-        try:
-            if rows.row is None:
-                return sample | dict(await members())
-            await paid(running_charge.get(), nbytes)  # as if it was read for this sample alone: it may be evicted
-            found, _ = await self._blocks.get((ordinal, block, *kept), shared)
-        except (ChecksumError, ObjectChangedError) as error:
-            error.key = key
-            raise
-        return {**sample, BLOCK: found, ROW: int(rows.row[row])}
+        if rows.row is None:
+            source |= await members()
+            return [{"__key__": _key(rows, block), **source}]
+        await paid(running_charge.get(), nbytes)  # as if it was read for these samples alone: it may be evicted
+        source[BLOCK], _ = await self._blocks.get((ordinal, block, *kept), shared)
+        return [{"__key__": _key(rows, row), **source, ROW: int(rows.row[row])} for row in chosen.tolist()]
 
     async def get_many(self, numbers: Sequence[int], wanted: Wanted | None = None) -> list[dict[str, object]]:
-        """Return samples of uncompressed shards without blocks; see `ReadsMany`."""
+        """Return samples, see `ReadsMany`. Those of a block share it. Else nearby members are read together."""
         starts, by_shard = self.index.starts.data, dict[int, set[int]]()  # few: arrays would take longer
         for number in numbers:
             by_shard.setdefault(bisect_right(starts, number) - 1, set()).add(number)
-        visits = [(shard, sorted(some)) for shard, some in by_shard.items()]
+        groups, others = list[tuple[int, ShardIndex, Ints]](), list[tuple[int, ShardIndex, Ints]]()
         async with self._readers.use():
-            members = [await self.members(k, np.array(some) - starts[k], wanted) for k, some in visits]
-            shards = [(self.urls[k], some) for (k, _), some in zip(visits, members, strict=True)]
-            bodies = await bodies_of_shards(current_reader(), shards)
+            for ordinal, some in by_shard.items():
+                shard = await self.index.shard(current_reader(), ordinal)
+                rows, block = np.array(sorted(some)) - starts[ordinal], shard.rows.block
+                if block is None:
+                    others.append((ordinal, shard, rows))
+                else:
+                    edges = np.flatnonzero(np.diff(block[rows])) + 1
+                    groups += [(ordinal, shard, part) for part in np.split(rows, edges)]
+            found = await for_each(len(groups), lambda k: self._of_block(*groups[k], wanted))
+            found += await self._without_blocks(others, wanted) if others else []
         samples: dict[int, dict[str, object]] = {}
-        for (ordinal, some), (url, (rows, *_)), values in zip(visits, shards, bodies, strict=True):
-            name, is_placed = masked(url), not self.format_of(ordinal).fields_are_members
-            names, offsets = [rows.fields[k] for k in rows.field.tolist()], rows.offset.tolist()
-            of_samples = pairwise(rows.starts.tolist())
-            for number, key, (begin, end) in zip(some, texts_of(rows.keys), of_samples, strict=True):
-                sample = samples[number] = {"__key__": key, "__url__": name}
+        for (ordinal, _, rows), of_rows in zip(groups + others, found, strict=True):
+            samples |= zip((starts[ordinal] + rows).tolist(), of_rows, strict=True)
+        return [samples[number].copy() for number in numbers]
+
+    async def _without_blocks(
+        self, visits: Sequence[tuple[int, ShardIndex, Ints]], wanted: Wanted | None
+    ) -> list[list[dict[str, object]]]:
+        """Return the samples of each visit: (shard number, shard, ascending rows)."""
+        reader, wheres = current_reader(), [self._where(ordinal, shard) for ordinal, shard, _ in visits]
+        members = [await self.members(ordinal, rows, wanted) for ordinal, _, rows in visits]
+        if any(where.packing is not None or where.shard.frames is not None for where in wheres):
+            bodies = await for_each(len(visits), lambda k: unpacked_bodies(reader, wheres[k], members[k]))
+        else:
+            bodies = await bodies_of_shards(reader, [(w.url, some) for w, some in zip(wheres, members, strict=True)])
+        found = []
+        for (ordinal, *_), (rows, *_), values in zip(visits, members, bodies, strict=True):
+            url, is_placed = masked(self.urls[ordinal]), not self.format_of(ordinal).fields_are_members
+            names, offsets, samples = [rows.fields[k] for k in rows.field.tolist()], rows.offset.tolist(), []
+            for key, (begin, end) in zip(texts_of(rows.keys), pairwise(rows.starts.tolist()), strict=True):
+                sample: dict[str, object] = {"__key__": key, "__url__": url}
                 if is_placed and begin < end:
                     sample[PLACE] = offsets[begin]
                 sample.update(zip(names[begin:end], values[begin:end], strict=True))
-        return [samples[number].copy() for number in numbers]
+                samples.append(sample)
+            found.append(samples)
+        return found
 
     async def members(self, ordinal: int, chosen: Ints, wanted: Wanted | None) -> Members:
         """Return the locations of some samples of a shard, by row, with the wanted members."""
@@ -335,15 +375,13 @@ class IndexedShardSource(_Sharded, KeySource):
         return await self.data.aget(key, wanted)
 
     def many(self, wanted: Wanted | None) -> ReadsMany | None:
-        if self.is_compressed or self.data.blocks is not None:
-            return None
         return partial(self.data.get_many, wanted=wanted)
 
     def divides(self) -> bool:
         return not self.is_compressed
 
     def keys(self) -> Sequence[str]:
-        return packed(key for keys in self.data.of_each_shard(_texts) for key in keys)
+        return packed(key for keys in self.data.of_each_shard(lambda rows: texts_of(rows.keys)) for key in keys)
 
     def passing(self, keeps: tuple[KeepsKey, ...]) -> Ints | None:
         return self.data.passing(keeps) if keeps else None
@@ -354,8 +392,10 @@ class IndexedShardSource(_Sharded, KeySource):
         wanted = io.pipeline.wanted
         if not io.pipeline.is_by_number:
             return io.ranges(partial(self.data.members, wanted=wanted))
-        get = self.data.get_scattered if io.pipeline.scatters and self.is_compressed else self.data.get
-        many = self.many(wanted) if all(map(is_file, self.urls)) else None  # others: as each sample arrives
+        is_apart = io.pipeline.scatters is not None and self.is_compressed
+        get = self.data.get_scattered if is_apart else self.data.get
+        is_local = all(map(is_file, self.urls))  # other samples are used as each arrives
+        many = self.many(wanted) if is_local and not is_apart else None
         return io.keys(self.data, partial(get, wanted=wanted), many)
 
 
@@ -365,12 +405,12 @@ def current_reader() -> Reader:
     return reader
 
 
-def _texts(rows: Rows) -> list[str]:
-    return [key.decode("utf-8", "surrogateescape") for key in rows.keys.tolist()]
+def _key(rows: Rows, row: int) -> str:
+    return bytes(rows.keys[row]).decode("utf-8", "surrogateescape")
 
 
 def _passing(rows: Rows, keeps: Sequence[KeepsKey]) -> Ints:
-    return np.flatnonzero([all(keep(key) for keep in keeps) for key in _texts(rows)])
+    return np.flatnonzero([all(keep(key) for keep in keeps) for key in texts_of(rows.keys)])
 
 
 def _wanted_members(rows: Rows, wanted: Wanted) -> NDArray[np.bool_]:

@@ -131,7 +131,7 @@ class TokenFiles:
     def __reduce__(self) -> tuple[object, ...]:
         return TokenFiles, (self.settings, self._limits, self._chunks)
 
-    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], None]) -> OpenedIndex:
+    async def open(self, reader: Reads, urls: Sequence[str], hold: Callable[[int, ShardIndex], object]) -> OpenedIndex:
         """Determine the numbers of samples from file sizes and headers."""
         tables = await for_each(len(urls), lambda k: self._table(reader, urls, k))
         first = tables[0].file

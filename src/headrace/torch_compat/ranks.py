@@ -52,7 +52,7 @@ class RankShare:
     is_torch: bool = False
     members: Sequence[int] | None = None
 
-    def agree(self, what: str, digest: int, *, timeout_s: float | None = None) -> None:
+    def agree(self, what: str, digest: int) -> None:
         """Wait for all ranks to call this for `what`. Compare their digests and shares.
 
         The call does not block other threads or interrupts. It is not a collective: each rank makes a few small
@@ -62,7 +62,6 @@ class RankShare:
         Args:
             what: Name in errors, such as "the plan of the training data".
             digest: 64 bits.
-            timeout_s: Longest wait for other ranks, in seconds. None: the store's default.
 
         Raises:
             StateMismatchError: digests differ. The message names the ranks, and every rank raises the same.
@@ -78,8 +77,7 @@ class RankShare:
         name = f"{blake2b(str(members).encode(), digest_size=8).hexdigest()}/{what}"
         number = next(_compared.setdefault(_get_default_group(), {}).setdefault(name, itertools.count()))
         store = PrefixStore(f"headrace/{name}/{number}", _get_default_store())
-        if timeout_s is None:
-            timeout_s = float(store.timeout.total_seconds())  # type: ignore[attr-defined]
+        timeout_s = float(store.timeout.total_seconds())  # type: ignore[attr-defined]
         try:
             _compare(store, what, members, dist.get_rank(), (digest, self.rank, self.world), timeout_s)
         except dist.DistError as error:
