@@ -334,8 +334,19 @@ def test_samples_of_combined_shards_are_read_together(
 ) -> None:
     of = halves(shards(tmp_path, kind), "build")
     monkeypatch.delattr(IndexedShards, "get")  # of one sample
-    for combined, expected in (USES["mix"], USES["zip"]):
-        assert Counter(loaded(combined(of), batch_size=None)) == Counter(expected)
+    for (combined, expected), workers in itertools.product((USES["mix"], USES["zip"]), (0, 1)):
+        assert Counter(loaded(combined(of), batch_size=None, num_workers=workers)) == Counter(expected)
+
+
+def test_rows_are_sent_to_workers_without_their_block(tmp_path: Path) -> None:
+    text = pa.array([bytes([n]) * 20_000 for n in range(200)])
+    pq.write_table(pa.table({"text": text}), tmp_path / "0.parquet", compression=None, use_dictionary=False)
+    data = hr.stream(tmp_path / "0.parquet")
+    some = hr.stream(tmp_path / "0.parquet", format=hr.Parquet(where=[("text", ">=", b"\x06")]))
+    for order, count in ((data.zip(data), 200), (some.shuffle("global"), 194)):
+        with hr.DataLoader(order.map(repr), batch_size=4, collate_fn=list, num_workers=1) as loader:
+            assert len(set(flat(loader))) == count
+            assert loader.stats().shared_bytes < 50e6  # a block has 4 MB
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "frames.jsonl.zst", "parquet"])

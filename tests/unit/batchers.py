@@ -67,12 +67,7 @@ Full = Callable[[Sequence[int]], int]
 
 
 class Kind(NamedTuple):
-    """A way to put samples together.
-
-    Attributes:
-        begin: a batcher.
-        groups: the samples that it makes groups of, as lists.
-    """
+    """A way to put samples together: makes a batcher, and the groups expected from it."""
 
     begin: Callable[[], Batcher]
     groups: Groups

@@ -328,12 +328,12 @@ class Setup:
 
 
 class ByHand:
-    """One epoch on workers of its own, driven step by step. The seed orders callbacks that are ready at once.
+    """One epoch on its own workers, driven step by step. The seed orders callbacks that are ready together.
 
     Attributes:
-        gates: of asynchronous steps: each ends when its gate is opened.
-        taken: the deliveries that the trainer has taken, and holds.
-        opened: of batches that came together, those that the trainer has not asked for.
+        gates: Gates of asynchronous steps. Each step ends when its gate is opened.
+        taken: Deliveries that the trainer holds.
+        opened: Batches of one delivery that the trainer has not requested.
     """
 
     def __init__(self, setup: Setup, seed: int = 0) -> None:

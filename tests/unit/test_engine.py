@@ -280,12 +280,7 @@ SIZE, WAIT_S, TOGETHER = 3, 1.0, 2
 
 
 class Timed(ByHand):
-    """Samples 0, 1, 2, … in groups of three that wait for a second; workers answer at once.
-
-    Attributes:
-        put: how many samples the source has put.
-        came: the batches that the trainer was given.
-    """
+    """Samples 0, 1, 2, … in groups of three that wait for a second. Workers answer immediately."""
 
     def __init__(self, samples: int = 100, **more: Any) -> None:
         self.put, self.came = 0, list[list[int]]()

@@ -31,6 +31,9 @@ def reader_here() -> Reader | None:
     return running_reader.get() if loop is None or loop is get_running_loop() else None
 
 
+copies_samples: ContextVar[bool] = ContextVar("headrace_copies_samples", default=False)
+"""True if samples are copied to workers, so that those of a large block are decoded before."""
+
 running_threads: ContextVar[CapacityLimiter | None] = ContextVar("headrace_running_threads", default=None)
 """Limit of concurrent synchronous user calls in threads of the running loader.
 

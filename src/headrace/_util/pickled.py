@@ -1,14 +1,14 @@
-"""Compact pickling of the small messages between engine and workers."""
+"""Compact pickling of the small messages between engine and workers, and an LRU cache."""
 
 from __future__ import annotations
 
 import dataclasses
 import operator
 import pickle
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-from headrace._util.lru import Lru
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -29,6 +29,44 @@ def as_call(cls: type[T]) -> type[T]:
 
 
 _LATEST_BYTES = 2 * 2**20
+
+
+class Lru(Generic[T]):
+    """LRU cache of up to `most` bytes, with at least one item. Thread-safe."""
+
+    def __init__(self, nbytes: Callable[[T], int], most: int) -> None:
+        self._nbytes, self.most = nbytes, most
+        self._lock = threading.Lock()
+        self._held: OrderedDict[Hashable, T] = OrderedDict()
+        self.held_bytes = 0
+
+    def held(self, key: Hashable) -> T | None:
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
+
+    def hold(self, key: Hashable, one: T) -> T:
+        """Add an item. Return it, or the item that has been added with this key meanwhile."""
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = one
+                self.held_bytes += self._nbytes(one)
+            found = self._held[key]
+            while self.held_bytes > self.most and len(self._held) > 1:
+                _, oldest = self._held.popitem(last=False)
+                self.held_bytes -= self._nbytes(oldest)
+            return found
+
+    def drop(self, key: Hashable) -> None:
+        with self._lock:
+            if key in self._held:
+                self.held_bytes -= self._nbytes(self._held.pop(key))
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+            self.held_bytes = 0
 
 
 class _One:

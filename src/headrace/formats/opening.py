@@ -1,4 +1,4 @@
-"""Decodes blocks in workers: once per process, cached while their rows are needed."""
+"""Decodes blocks, usually in workers: once per process, cached while their rows are needed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ PLACE = "__place__"
 """Field of an undecoded sample: its offset in its shard, in bytes, if known."""
 
 _LEFT_OUT = "__left_out__"  # field of a sample that its format skips
+_IS_OPEN = "__is_open__"  # field of a sample that is decoded already
 
 _Rows = Sequence[Mapping[str, object] | None]
 _Made = list[dict[str, object] | None]
@@ -107,6 +108,8 @@ class Opener:
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Return the decoded sample, with its key and the URL of its shard."""
+        if sample.pop(_IS_OPEN, False):
+            return sample
         key, url, shared = sample["__key__"], sample["__url__"], sample.get(BLOCK)
         place = sample.get(PLACE)
         try:
@@ -130,6 +133,21 @@ class Opener:
             failure.place(place)
             raise failure from error
         return {"__key__": key, "__url__": url, **fields}
+
+    def has(self, number: int) -> bool:
+        """Return whether the block with this number is decoded, so that its rows take little time."""
+        block = self._opened.get(number)
+        return block is not None and block.is_open
+
+    def opened(self, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return samples that the step in workers leaves as they are. It decodes those with errors once more."""
+        made = []
+        for sample in samples:
+            try:
+                made.append({**self(sample), _IS_OPEN: True})
+            except Exception:
+                made.append(sample)
+        return made
 
     def open_rows(self, samples: BlockRows, start: int, stop: int) -> tuple[_Made, int]:
         """Return (the samples [start, stop), their encoded bytes), decoded by block.

@@ -12,14 +12,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.errors import OptionError, masked, printable
 from headrace.fetch.stores.addresses import WEB_SCHEMES, split
 from headrace.formats.catalogues import split_path
-
-if TYPE_CHECKING:
-    from headrace.formats.format import Format
+from headrace.formats.format import Format
 
 SUFFIX = ".hri"
 _OURS, _INDEXES = "headrace", "indexes"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from headrace._util.context import running_charge
-from headrace._util.lru import Lru
+from headrace._util.pickled import Lru
 from headrace._util.reads import Reads, Version
 from headrace._util.sample_ranges import Rows
 from headrace.errors import FormatError, OptionError, StageError, masked

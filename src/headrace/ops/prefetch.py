@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headrace._util import check
 from headrace.ops.operator import Operator
-
-if TYPE_CHECKING:
-    from headrace.pipeline.compile import PipelineBuilder
+from headrace.pipeline.compile import PipelineBuilder
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from headrace._util import check
 from headrace.ops.operator import PassOperator
 from headrace.order.orders import ENDLESS, FirstOf, Order, StretchOrder
+from headrace.pipeline.compile import PipelineBuilder
 from headrace.workers.tasks import Step
-
-if TYPE_CHECKING:
-    from headrace.pipeline.compile import PipelineBuilder
 
 
 @dataclass(frozen=True, slots=True)

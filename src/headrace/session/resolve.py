@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict
+from typing import Any, SupportsIndex, TypedDict
 
 import torch
 from torch.utils.data import default_convert
@@ -18,10 +18,8 @@ from headrace._util.functions import as_it_is, name_of
 from headrace._util.shared_memory import ADVICE, free_descriptors, memory_bytes, reads_at_most
 from headrace.errors import LateOptionError
 from headrace.options import Economic, Exclude, Fetch, Ranks, Settings, Skip
+from headrace.pipeline.pipeline import Pipeline
 from headrace.torch_compat.collate import default_collate, is_extended, of_single, unchanged_by
-
-if TYPE_CHECKING:
-    from headrace.pipeline.pipeline import Pipeline
 
 _FIRST_READS, _MOST_READS = 128, 1024  # start and maximum of Fetch(concurrency="auto")
 _MEMORY_SHARE = 4  # memory_budget="auto" is the machine's memory divided by this

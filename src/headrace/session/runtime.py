@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from anyio import CapacityLimiter
 
-from headrace._util.context import is_ours, running_loop, running_reader, running_threads
+from headrace._util.context import copies_samples, is_ours, running_loop, running_reader, running_threads
 from headrace._util.reads import Opens
 from headrace._util.shared_memory import Arena, require_descriptors, segments_at_most
 from headrace.delivery.channel import open_channel
@@ -332,6 +332,7 @@ class Runtime:
     ) -> None:
         self._threads = self._threads or CapacityLimiter(self._settings.fetch_concurrency)
         running_reader.set(self._reader)
+        copies_samples.set(not self._executor.shares_objects)
         running_loop.set(asyncio.get_running_loop())
         running_threads.set(self._threads)
         running_runtime.set(self)

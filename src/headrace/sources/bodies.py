@@ -6,7 +6,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -16,6 +16,7 @@ from headrace._util.context import running_charge
 from headrace._util.reads import Ranges, Reads, Version, crc32c_of
 from headrace.errors import ChecksumError, FormatError, LimitError, OptionError, not_as_indexed
 from headrace.fetch.coalescer import coalesce, span_of
+from headrace.fetch.reader import Reader
 from headrace.formats.compression import Decompressor, Frames, unpack_frame
 from headrace.formats.index import ShardIndex
 from headrace.formats.limits import Limits
@@ -25,9 +26,6 @@ from headrace.indexes.index import HeldReads
 from headrace.readers.indexed_shards import Checker, Members
 from headrace.sources.reading import is_file
 from headrace.types import Buffer
-
-if TYPE_CHECKING:
-    from headrace.fetch.reader import Reader
 
 FROM_ITS_START = (
     "can only be unpacked from its start: read it in order, shuffle it by='window' without .pack(), or repack the "

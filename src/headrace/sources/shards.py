@@ -12,11 +12,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import anyio
+import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace._util import check
-from headrace._util.context import running_charge, running_reader
+from headrace._util.context import copies_samples, running_charge, running_reader
 from headrace._util.reads import Version
 from headrace._util.sample_ranges import BLOCK_READS, Rows, Scanner, texts_of
 from headrace.dataset.asynchronous import AsyncDataset, KeySource
@@ -99,6 +101,7 @@ class IndexedShards(AsyncDataset):
         self._blocks = HeldReads[tuple[SharedBlock, int]](lambda one: one[1])  # with their sizes
         self._sample_bytes: float | None = None
         self._passing: dict[tuple[int, ...], tuple[tuple[KeepsKey, ...], Ints]] = {}  # by ids of the filters
+        self._opener = Opener(self.format, self.limits)
         self._frames = HeldReads[bytes](len, _FRAMES_BYTES)
         self._unpacked = WeakKeyDictionary[asyncio.AbstractEventLoop, UnpackedShards]()
 
@@ -221,8 +224,13 @@ class IndexedShards(AsyncDataset):
             source |= await members()
             return [{"__key__": _key(rows, block), **source}]
         await paid(running_charge.get(), nbytes)  # as if it was read for these samples alone: it may be evicted
-        source[BLOCK], _ = await self._blocks.get((ordinal, block, *kept), shared)
-        return [{"__key__": _key(rows, row), **source, ROW: int(rows.row[row])} for row in chosen.tolist()]
+        found, _ = await self._blocks.get((ordinal, block, *kept), shared)
+        source[BLOCK] = found
+        samples = [{"__key__": _key(rows, row), **source, ROW: int(rows.row[row])} for row in chosen.tolist()]
+        if not copies_samples.get():  # else each task would have the whole block
+            return samples
+        opened, is_quick = self._opener.opened, self._opener.has(found.number)
+        return opened(samples) if is_quick else await anyio.to_thread.run_sync(opened, samples)
 
     async def get_many(self, numbers: Sequence[int], wanted: Wanted | None = None) -> list[dict[str, object]]:
         """Return samples, see `ReadsMany`. Those of a block share it. Else nearby members are read together."""

@@ -220,7 +220,7 @@ class Maker:
             return failed[0][1]
         if len(failed) < len(made):
             key = stage_key(order.key, order.chain % CHAINS)
-            whole = self.collate(chain, without_failures(made), replace(order, key=key), busy)
+            whole = self.collate(chain, without_failures(made), replace(order, key=key, batch=0), busy)
             if isinstance(whole, Failure):  # belongs to no single sample
                 return Failure(whole.error.widened())
             several += listed([whole])[1]

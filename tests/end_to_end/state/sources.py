@@ -47,12 +47,7 @@ RECORDS = Csv(types={"n": int, "bin": lambda text: bytes.fromhex(text).decode("l
 
 @dataclass
 class Written:
-    """Stored samples in several formats.
-
-    Attributes:
-        counts: samples of each shard.
-        bad: the numbers of those that cannot be used.
-    """
+    """Stored samples in several formats. `counts` are those of each shard, `bad` the numbers of unusable ones."""
 
     counts: Sequence[int]
     bad: frozenset[int] = frozenset()
@@ -251,12 +246,7 @@ class _Counting(AsyncIterator[Any]):
 
 
 class Seen:
-    """The number, the bytes and the random numbers of a sample.
-
-    Args:
-        bad: the numbers of samples that are refused.
-        with_torch: draw from torch's own generator too, which is the sample's in worker processes alone.
-    """
+    """The number, bytes and random numbers of a sample. `with_torch`: also of the generator in torch, in processes."""
 
     def __init__(self, bad: frozenset[int] = frozenset(), *, with_torch: bool = False) -> None:
         self.bad, self.with_torch = bad, with_torch

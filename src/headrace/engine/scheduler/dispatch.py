@@ -9,16 +9,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from anyio.abc import TaskGroup
 
 from headrace._util.shared_memory import Arena, Claim, Lease
+from headrace.workers.queue import TaskQueue
 from headrace.workers.sample_chunks import ApartPart, PackedPart, Part, TablePart
 from headrace.workers.tasks import Finish, Reply, Task
-
-if TYPE_CHECKING:
-    from headrace.workers.queue import TaskQueue
 
 T = TypeVar("T")
 
@@ -306,11 +304,11 @@ class Pace:
         is_awaited: True if results go directly to the trainer and not to further tasks.
     """
 
-    def __init__(self, most: int, *, is_awaited: bool = False) -> None:
+    def __init__(self, most: int, *, is_awaited: bool = False, most_bytes: int = _WORTH_BYTES) -> None:
         self._most, self._grown, self._begun = most, 1, 0
         self._is_awaited = is_awaited
         self._worth_s = _WORTH_AT_ONCE_S if is_awaited else _WORTH_S
-        self._worth_bytes = _WORTH_AT_ONCE_BYTES if is_awaited else _WORTH_BYTES
+        self._worth_bytes = min(most_bytes, _WORTH_AT_ONCE_BYTES if is_awaited else _WORTH_BYTES)
         self._sample_s = self._sample_bytes = 0.0
 
     @property

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 from anyio.abc import TaskGroup
@@ -16,15 +16,12 @@ from headrace.engine.scheduler.epoch_spec import EpochSpec, GroupStage, InnerSta
 from headrace.engine.scheduler.inner_stages import SKIPPED_LEAST, Level, Outcome, Units
 from headrace.engine.scheduler.position_map import BatchBoundaries, Origins, PositionMap, as_numbers
 from headrace.errors import OptionError, StateMismatchError
+from headrace.order.packed_rows import PackedRows
 from headrace.state.state import ResumePoint
 from headrace.types import Batcher, LastingBatcher
 from headrace.workers.failures import PackedError
 from headrace.workers.sample_chunks import ApartPart, ListPart, Part, TablePart
 from headrace.workers.tasks import Reply
-
-if TYPE_CHECKING:
-    from headrace.order.packed_rows import PackedRows
-
 
 _WAITING_MOST = 2**20  # limit of waiting samples: no group will ever come
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SKIPPED_LEAST = 10_000  # skipped samples before an epoch is aborted
 _INNER_TASKS = 4  # for each worker
+_BUDGET_SHARE = 16  # part of the memory budget that the results of one task may take
 _BETWEEN_STAGES = 2**16  # and above: indices of stages that derive positions of new samples
 
 
@@ -86,7 +87,8 @@ class Level:
         self._scopes: set[anyio.CancelScope] = set()  # of tasks
         works = all(type(stage) is WorkStage for stage in self._stages)  # steps on the loop are awaited together
         most, is_each = spec.batches.together_before, spec.batches.batch_size == 1 and not spec.batches.has_groups
-        self._pace = Pace(most, is_awaited=is_each) if works and most > 1 else None
+        pace = Pace(most, is_awaited=is_each, most_bytes=budget.limit // _BUDGET_SHARE)
+        self._pace = pace if works and most > 1 else None
         self.group: TaskGroup | None = None
 
     @property

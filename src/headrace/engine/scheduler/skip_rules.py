@@ -7,20 +7,17 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace._util.context import divided
 from headrace.delivery.channel import RaisedError
+from headrace.engine.epoch_plan import EpochPlan
 from headrace.errors import OptionError, StageError, printable
+from headrace.observe import LoaderMeters
 from headrace.options import Skip, open_file
 from headrace.types import Ints
 from headrace.workers.failures import ErrorPacker, Origin, PackedError, Scope
-
-if TYPE_CHECKING:
-    from headrace.engine.epoch_plan import EpochPlan
-    from headrace.observe import LoaderMeters
 
 _LOGGED = 10  # samples per epoch
 _KNOWN_MOST = 4096  # errors
