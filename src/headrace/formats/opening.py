@@ -140,12 +140,12 @@ class Opener:
         return block is not None and block.is_open
 
     def opened(self, samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return samples that the step in workers leaves as they are. It decodes those with errors once more."""
+        """Return decoded samples, which the step in workers passes on. Samples with errors stay undecoded."""
         made = []
         for sample in samples:
             try:
                 made.append({**self(sample), _IS_OPEN: True})
-            except Exception:
+            except Exception:  # raised by the step in workers
                 made.append(sample)
         return made
 

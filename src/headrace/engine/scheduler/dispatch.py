@@ -298,7 +298,7 @@ _LARGE_BYTES = 2**16  # larger samples have a slab alone, from which they are no
 
 
 class Pace:
-    """Grows the task size from one sample, for a fast start, to as many as are worth a task.
+    """Grows the task size from one sample, for a fast start, to what is worth a task or gives `most_bytes`.
 
     Args:
         is_awaited: True if results go directly to the trainer and not to further tasks.
